@@ -8,8 +8,9 @@ namespace {
 
 template <typename T>
 struct NormArgs {
-  T* out;      // [T,C]
-  const T* x;  // [T,C]
+  T* out;               // [T,C]
+  float *mean, *scale;  // [T] what a backward pass needs, or null
+  const T* x;           // [T,C]
   eet::Norm<T> norm;
   int num_tokens, C, log_team;
 };
@@ -60,6 +61,8 @@ __global__ void __launch_bounds__(32 << eet::kMaxLogTeam) norm_kernel(const Norm
   eet::combine_team<eet::Sum>(scale, a.log_team, scratch[1]);
 #pragma unroll
   for (int i = 0; i < X; ++i) scale[i] = rsqrtf(scale[i] / a.C + a.norm.eps);
+  rows.keep(a.mean, mean);
+  rows.keep(a.scale, scale);
 
   rows.each([&](int c, const typename Rows::Pieces& x) {
     float weight[kVec], bias[kVec] = {}, y[kVec];
@@ -78,16 +81,18 @@ __global__ void __launch_bounds__(32 << eet::kMaxLogTeam) norm_kernel(const Norm
 
 }  // namespace
 
-// `norm_bias` null: an RMS norm. X rows are reduced at a time.
-extern "C" cudaError_t eet_norm(void* out, const void* x, const void* norm_weight, const void* norm_bias, int dtype,
-                                int T, int C, int X, float eps, int dependent, cudaStream_t stream) {
+// `norm_bias` null: an RMS norm. X rows are reduced at a time. `mean` and `scale` [T], or null: see train_norm.cu.
+extern "C" cudaError_t eet_norm(void* out, float* mean, float* scale, const void* x, const void* norm_weight,
+                                const void* norm_bias, int dtype, int T, int C, int X, float eps, int dependent,
+                                cudaStream_t stream) {
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto in = [](const void* p) { return static_cast<const Type*>(p); };
     return eet::by_rows(X, [&](auto num_rows) {
       constexpr int kRows = decltype(num_rows)::value, kVec = eet::kVec<Type>;
       const auto grid = eet::rows_grid(T, C, kVec, kRows, eet::Rows<Type, kVec, kRows>::kHeld);
-      const NormArgs<Type> a{static_cast<Type*>(out), in(x), {in(norm_weight), in(norm_bias), eps}, T, C, grid.log_team};
+      const eet::Norm<Type> norm{in(norm_weight), in(norm_bias), eps};
+      const NormArgs<Type> a{static_cast<Type*>(out), mean, scale, in(x), norm, T, C, grid.log_team};
       return eet::launch(norm_kernel<Type, kRows>, {grid.blocks, grid.threads, 0, stream, 1, dependent != 0}, a);
     });
   });

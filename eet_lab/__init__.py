@@ -47,6 +47,8 @@ _HOMES = {
     "knob": "eet_lab.technique",
     "compare": "eet_lab.bench",
     "ladder": "eet_lab.bench",
+    "fusion_map": "eet_lab.bench.fusion",
+    "training_timelines": "eet_lab.bench.training_timeline",
     "load_result": "eet_lab.bench",
     "plot": "eet_lab.figures",
     "Workbench": "eet_lab.workbench",

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ from eet_lab.words import counted
 
 NAMES = "'cuda', 'cuda:1' (a GPU by its number) or 'cpu'"
 
+Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
 
@@ -79,15 +80,15 @@ def present(device: str | torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(there) if there.type == "cuda" and there.index is not None else nullcontext()
 
 
-def once_per_device(work: Callable[[str], Answer]) -> Callable[[str], Answer]:
-    """A decorator for functions of a device's kind that are slow: they are asked once, for each GPU."""
-    known: dict[tuple[str, int], Answer] = {}
+def once_per_device(work: Callable[Concatenate[str, Given], Answer]) -> Callable[Concatenate[str, Given], Answer]:
+    """A decorator for functions of a device's kind that are slow: they are asked once, for each GPU, of each thing."""
+    known: dict[tuple[Any, ...], Answer] = {}
 
     @wraps(work)
-    def remembered(device: str) -> Answer:
-        key = device, torch.cuda.current_device() if device == "cuda" else 0
+    def remembered(device: str, *of: Given.args, **named: Given.kwargs) -> Answer:
+        key = device, torch.cuda.current_device() if device == "cuda" else 0, of, *sorted(named.items())
         if key not in known:
-            known[key] = work(device)
+            known[key] = work(device, *of, **named)
         return known[key]
 
     return remembered

@@ -1,8 +1,9 @@
 """Label-smoothed cross entropy for scripts of one's own: the reference, in place, and chunked with the LM head.
 
 Arguments have the names and the meaning of torch.nn.functional's, and so have results, but that losses are in fp32
-where logits have 16 bits. Labels are checked first, for which the host waits for the device; `check=False` leaves that
-out, as under a CUDA graph. N tokens of any shape, C channels, V words or classes.
+where logits have 16 bits. On a GPU that kernels can be built for, these take the loss. Labels are checked first, for
+which the host waits for the device; `check=False` leaves that out, as under a CUDA graph. N tokens of any shape, C
+channels, V words or classes.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
 from eet_lab.errors import TrainingError
+from eet_lab.ops.cuda.launching import takes
+from eet_lab.ops.reference import linear
+from eet_lab.ops.types import Linear, autograd
 from eet_lab.parts import losses
 from eet_lab.scheduling.whole import MOST, check_number, check_whole
 from eet_lab.words import told
@@ -42,8 +46,13 @@ def cross_entropy(
     if not input.ndim or not input.is_floating_point():
         raise TrainingError(f"The logits are {list(input.shape)} of {input.dtype}, but must be real numbers [...,V].")
     labels, num = _labels(target, tuple(input.shape), ignore_index, check, reduction == "mean")
-    loss = losses.cross_entropy_in_place if in_place and torch.is_grad_enabled() else losses.cross_entropy
-    total = loss(input.reshape(-1, input.shape[-1]), labels, label_smoothing)
+    logits = input.reshape(-1, input.shape[-1])
+    if takes(input):
+        apart = torch.is_grad_enabled() and input.requires_grad and not in_place
+        total = losses.fused_cross_entropy(logits.clone() if apart else logits.contiguous(), labels, label_smoothing)
+    else:
+        loss = losses.cross_entropy_in_place if in_place and torch.is_grad_enabled() else losses.cross_entropy
+        total = loss(logits, labels, label_smoothing)
     return total if reduction == "sum" else total / num
 
 
@@ -75,8 +84,10 @@ def linear_cross_entropy(
         raise TrainingError(f"The head's bias is {list(linear_bias.shape)}, but it must be [{shape[0]}], one a word.")
     labels, num = _labels(target, (*input.shape[:-1], shape[0]), ignore_index, check, reduction == "mean")
     weights = (linear_weight,) if linear_bias is None else (linear_weight, linear_bias)
-    head = losses.Head(lambda states: linear(states, linear_weight, linear_bias), weights)
-    total = losses.Chunked(chunk)(input.reshape(-1, shape[1]), labels, head, label_smoothing)
+    layer, states = Linear(linear_weight, linear_bias), input.reshape(-1, shape[1])
+    head = losses.Head(lambda states, linear=linear: linear(states, layer, empty=autograd), weights)
+    how = losses.fused_cross_entropy if takes(input) else losses.cross_entropy_in_place
+    total = losses.Chunked(chunk)(states, labels, head, label_smoothing, cross_entropy=how)
     return total if reduction == "sum" else total / num
 
 
@@ -130,7 +141,7 @@ def _labels(
             f"The labels are {list(target.shape)} of {target.dtype}, but logits {list(logits)} need whole numbers "
             f"{list(logits[:-1])}, one for each row."
         )
-    labels = target.reshape(-1).long()
+    labels = target.reshape(-1).long().contiguous()
     is_label = labels != ignore_index
     if check:
         outside = is_label & ((labels < 0) | (labels >= logits[-1]))

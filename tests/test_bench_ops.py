@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -20,8 +21,11 @@ from eet_lab.bench.op_workloads import TIMED_CASES, OpWorkload
 from eet_lab.bench.ops import Judge, benchmark_op
 from eet_lab.bench.rows import append, read
 from eet_lab.bench.timing import SHARED
+from eet_lab.bench.train_op_providers import piece
 from eet_lab.cli import main
+from eet_lab.commands.bench_tables import op_tables
 from eet_lab.errors import Cancelled, PromptError
+from eet_lab.ops import reference
 from eet_lab.ops.int8_cases import Int8Shape
 
 CPU = torch.device("cpu")
@@ -52,6 +56,11 @@ SHAPES = {
     "int8_norm_linear": LINEAR | {"group": st.sampled_from([0, 64, 256])},
     "norm": {"T": COUNT, "C": EIGHTS},
     "softmax": {"T": COUNT, "C": COUNT},
+    "norm_backward": {"T": COUNT, "C": EIGHTS, "rms": st.booleans()},
+    "cross_entropy": {"T": COUNT, "V": COUNT},
+    "linear_cross_entropy": {"T": COUNT, "C": EIGHTS, "V": COUNT},
+    "attention_backward": {"B": COUNT, "S": COUNT, "H": COUNT, "D": EIGHTS},
+    "adamw": {"millions": COUNT},
     "embed": {"T": COUNT, "C": EIGHTS},
     "next_token": {"B": st.integers(1, 9), "T": st.integers(9, 99), "V": CHOOSE["V"], "C": EIGHTS, **DRAW}
     | {"int8": st.booleans(), "rms": st.just(False)},
@@ -189,6 +198,51 @@ TEXTS = (
     "op:norm/t5/c64",
     "op:softmax/t5/c33",
 )
+
+
+TRAINED = (
+    "op:norm_backward/t9/c64",
+    "op:norm_backward/t9/c64/rms",
+    "op:cross_entropy/t9/v50",
+    "op:linear_cross_entropy/t9/c16/v50",
+    "op:attention_backward/b2/s9/h2/d8",
+    "op:adamw/n1M",
+)
+
+
+@pytest.mark.parametrize("text", TRAINED)
+def test_gradients_and_updates_are_those_of_the_reference(text, monkeypatch):
+    monkeypatch.setattr("eet_lab.bench.timing.REGION_MS", 5.0)
+    monkeypatch.setitem(op_benchmark.ROTATED_BYTES, "cpu", 1 << 8)
+    found = workload(text)
+    assert str(found) == text
+    rows, remarks = benchmark_op(found, device="cpu", repeats=1)
+    here = {"eet_lab", "torch-eager"}
+    assert here <= {row.provider for row in rows} and {row.equality for row in rows} == {"passed"}
+    assert not [remark for remark in remarks if "failed" in remark]
+    assert bool(found.shape.num_flops()) == all(row.mfu is not None for row in rows) == ("MFU" in op_tables(rows))
+
+
+@pytest.mark.parametrize("output", [0, 1, 2])
+def test_each_wrong_gradient_is_told(output):
+    found = workload("op:norm_backward/t900/c64")  # the gradients of its weights are far larger than those of its rows
+    judge, inputs = Judge(found, "cpu", torch.float32), found.shape.inputs("cpu", torch.float32, 0)
+    prepared = PROVIDERS["torch-eager"].make(found.shape, inputs)
+    wrong = prepared._replace(read=lambda out: [each * (1 + 1e-3 * (i == output)) for i, each in enumerate(out)])
+    assert judge.verdict(prepared) == "passed" and judge.verdict(wrong).startswith("error ")
+
+
+def test_a_piece_is_found_where_a_technique_has_put_it():
+    def fused(x):
+        return x
+
+    def composed(x, *, norm=fused):
+        return x
+
+    assert piece(reference.next_token, "norm_linear") is reference.norm_linear
+    assert piece(composed, "norm") is fused
+    assert piece(partial(composed, norm=reference.norm), "norm") is reference.norm
+    assert piece(reference.choose, "norm") is reference.norm
 
 
 def test_repeats_that_cannot_be_are_told_before_any_work():
@@ -350,6 +404,15 @@ def test_the_command_prints_and_appends(tmp_path, capsys, monkeypatch):
     assert append([row], tmp_path / "again")
     assert main(["bench", "op:norm_linear/t1/n16/c8", "--recipe", "all"]) == 2
     assert "an op has no recipe" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("text", TRAINED)
+def test_all_gradients_are_those_of_the_reference_in_bf16(text):
+    rows, remarks = benchmark_op(workload(text), device="cuda", dtype="bfloat16", repeats=1)
+    wrong = [(row.provider, row.equality) for row in rows if row.equality != "passed" and row.provider != "liger"]
+    assert not wrong and rows[0].provider == "eet_lab" and rows[0].peak_bytes > 0
+    assert not [remark for remark in remarks if "failed" in remark], remarks
 
 
 @pytest.mark.gpu

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 
 import encoders
 import families
@@ -11,14 +13,18 @@ import seq2seqs
 import test_vision
 import torch
 
-from eet_lab.bench import training
+from eet_lab.bench import training_peers
+from eet_lab.bench.cost import train_flops
 from eet_lab.bench.rows import append, markdown, read
+from eet_lab.bench.timing import LeftOut
 from eet_lab.bench.training import train_all
 from eet_lab.bench.training_compare import compare_training
 from eet_lab.bench.workloads import TrainBatch, parse
 from eet_lab.commands.bench_tables import train_table
 from eet_lab.errors import ModelError, PromptError, RecipeError
+from eet_lab.models.config import PRESETS
 from eet_lab.training import Rows
+from eet_lab.training.trainer import Work
 
 PROVIDERS = ("eet_lab", "hf-eager", "hf-sdpa")
 
@@ -49,9 +55,53 @@ def test_ours_and_transformers_take_the_same_steps(model, workload, tmp_path):
     rows, remarks = train_all(model(), workload, ("baseline", "all"), PROVIDERS, repeats=1)
     assert [row.provider for row in rows] == ["eet_lab", "eet_lab", "hf-eager", "hf-sdpa"] and remarks == []
     assert [row.equality for row in rows] == ["passed"] * 4
+    assert all(0 < row.mfu < 1.5 and row.ceiling_tflops > 0 for row in rows) and "MFU" in train_table(rows)
     assert len({round(row.tok_s * row.total_ms.p50) for row in rows}) == 1, "of the same tokens"
     [path] = append(rows, tmp_path)
     assert read(path) == rows and "ms a step" in markdown(rows) and "hf-sdpa" in train_table(rows)
+
+
+def test_peers_without_a_gpu_are_left_out():
+    rows, remarks = train_all(families.ours("llama"), "train:any/b2/s8", (), ("hf-liger", "hf-reduce-overhead"))
+    assert rows == [] and train_table(rows) == ""
+    assert "Liger's kernels need an NVIDIA GPU" in remarks[0] and "reduce-overhead needs an NVIDIA GPU" in remarks[1]
+
+
+def test_a_model_that_is_compiled_in_parts_is_told(monkeypatch):
+    counters = {"stats": {"unique_graphs": 3}, "graph_break": {"a reason\n  and more": 2}}
+    monkeypatch.setattr("torch._dynamo.utils.counters", counters)
+    assert training_peers._in_parts("hf-compile") == "hf-compile was not compiled as a whole: 2 graph breaks, a reason."
+    counters["graph_break"].clear()
+    assert training_peers._in_parts("hf-compile") == ""
+    counters["stats"]["unique_graphs"] = 0
+    with pytest.raises(LeftOut, match="compiled nothing"):
+        training_peers._in_parts("hf-compile")
+
+
+def test_what_liger_replaces_for_all_models_is_put_back(monkeypatch):
+    module = ModuleType("modeling_fake")
+    module.rotate, model = "plain", type("Fake", (), {"__module__": "modeling_fake"})()
+    model.device, model.config = torch.device("cuda"), SimpleNamespace(model_type="fake")
+    apply = SimpleNamespace(MODEL_TYPE_TO_APPLY_LIGER_FN={"fake": lambda model: setattr(module, "rotate", "liger")})
+    monkeypatch.setitem(sys.modules, "modeling_fake", module)
+    monkeypatch.setattr(training_peers, "find_spec", lambda name: True)
+    monkeypatch.setattr(training_peers, "import_module", lambda name: apply)
+    patched = training_peers._with_liger(model)
+    assert module.rotate == "plain"
+    with patched():
+        assert module.rotate == "liger"
+    assert module.rotate == "plain"
+    model.config.model_type = "gpt2"
+    with pytest.raises(LeftOut, match="no kernels for gpt2"):
+        training_peers._with_liger(model)
+
+
+def test_a_window_is_no_more_arithmetic_than_it_shows():
+    gpt2 = PRESETS["gpt2"]
+    work = Work(((1024, 0),) * 8, 8 * 1023, 768 * 50257)
+    linears, head = 8192 * 12 * 12 * 768**2, 8 * 1023 * 768 * 50257
+    assert train_flops(gpt2, work) == 6 * (linears + head + 8 * 12 * 768 * 1024 * 1025)
+    assert train_flops(replace(gpt2, window=1), Work(((5, 0),), 0, 0)) == 6 * (5 * 12 * 12 * 768**2 + 12 * 2 * 768 * 5)
 
 
 def test_another_gradient_is_told(monkeypatch):
@@ -61,8 +111,8 @@ def test_another_gradient_is_told(monkeypatch):
             model.transformer.h[1].mlp.c_fc.weight[0, 0] += 1.0
         return model
 
-    to_hf = training._to_hf
-    monkeypatch.setattr(training, "_to_hf", wrong)
+    to_hf = training_peers._to_hf
+    monkeypatch.setattr(training_peers, "_to_hf", wrong)
     rows, _ = train_all(families.ours("gpt2"), "train:any/b2/s8", (), "hf-sdpa", repeats=1)
     assert rows[0].equality.startswith("loss or gradient off by")
 

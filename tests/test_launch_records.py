@@ -28,7 +28,7 @@ def sanitize(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import record
 
     yield record
-    for name in ("record", "play"):
+    for name in ("record", "play", "train_calls"):
         del sys.modules[name]
 
 
@@ -36,7 +36,7 @@ def recorded(sanitize: Any, name: str, shape: str, which: int = 0) -> Any:
     """The first call of one shape, as on the GPU of a pass."""
     [case] = [case for case in ALL_CASES if case.name == name]
     shapes = tuple(each for each in case.shapes if str(each) == shape)
-    return sanitize.record({}, [replace(case, shapes=shapes)], sanitize.PASSES[which : which + 1]).calls[0]
+    return sanitize.record({}, [replace(case, shapes=shapes)], sanitize.PASSES[which : which + 1], tuple).calls[0]
 
 
 def test_every_source_is_launched_from(sanitize):
@@ -49,7 +49,7 @@ def test_every_source_is_launched_from(sanitize):
 
 def test_the_fused_choice_is_recorded(sanitize):
     """The LM head of every step: each kernel that leaves its largest outputs, in place and of gathered rows."""
-    found = sanitize.record({}, [case for case in ALL_CASES if case.name == "next_token"])
+    found = sanitize.record({}, [case for case in ALL_CASES if case.name == "next_token"], training=tuple)
     launches = [launch for call in found.calls for launch in call.launches]
     names = {launch.launcher for launch in launches}
     heads = {"eet_linear", "eet_vector_linear", "eet_int8_linear"}
@@ -66,7 +66,7 @@ def test_the_fused_choice_is_recorded(sanitize):
 
 def test_blocks_of_many_weights_are_recorded(sanitize):
     """eet_linear for few tokens in 16 bits: with a norm, and heads that choose and that draw."""
-    found = sanitize.record({}, passes=[each for each in sanitize.PASSES if each.num_blocks == 2])
+    found = sanitize.record({}, passes=[each for each in sanitize.PASSES if each.num_blocks == 2], training=tuple)
     calls = [launch.arguments for call in found.calls for launch in call.launches if launch.kernel == "linear"]
     assert {(call["T"], bool(call["best"]), bool(call["temperature"])) for call in calls} == {
         (2, False, False),
@@ -80,7 +80,7 @@ def test_blocks_of_many_weights_are_recorded(sanitize):
 @pytest.mark.parametrize(("D", "columns"), [(64, 384), (96, 320), (128, 320), (256, 128)])
 def test_prompts_go_round_hoppers_ring(sanitize, D, columns):
     """`columns` are the stages of its plan for this head dim, of 64 keys each (csrc/hopper_attention.cu)."""
-    found = sanitize.record({}, passes=[each for each in sanitize.PASSES if each.names])
+    found = sanitize.record({}, passes=[each for each in sanitize.PASSES if each.names], training=tuple)
     launches = [launch for call in found.calls for launch in call.launches if launch.kernel == "hopper_attention"]
     longest = [each.arguments["longest"] for each in launches if each.arguments["D"] == D]
     assert len(longest) == 2 and min(longest) > columns, "in both types of 16 bits"

@@ -95,11 +95,11 @@ def test_clipping_is_pytorchs(max_norm):
     for weights in (params(found), params(theirs)):
         for weight in weights:
             weight.grad = torch.ones_like(weight) * weight.detach()
-    norm = float(optimizer.grad_norm())
-    optimizer.step(scale=TrainSettings(max_grad_norm=max_norm).clipping(norm))
+    norm = optimizer.grad_norm()
+    optimizer.step(scale=float(TrainSettings(max_grad_norm=max_norm).clipping(norm)))
     wanted = torch.nn.utils.clip_grad_norm_(params(theirs), max_norm or 1e30)
     its.step()
-    assert norm == pytest.approx(wanted.item(), rel=1e-6)
+    assert norm.item() == pytest.approx(wanted.item(), rel=1e-6)
     assert all(torch.allclose(a, b) for a, b in zip(params(found), params(theirs), strict=True))
 
 

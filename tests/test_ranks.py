@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -12,9 +13,10 @@ import torch
 import torch.distributed as dist
 from test_training import language
 
-from eet_lab.errors import Cancelled, TrainingError
+from eet_lab.errors import Cancelled, OutOfMemory, RecipeError, TrainingError
 from eet_lab.models.decoder import mapped
 from eet_lab.parts import Parts
+from eet_lab.parts.steps import CapturedSteps
 from eet_lab.technique import Recipe
 from eet_lab.training import Trainer, TrainSettings, launch, ranks
 
@@ -61,6 +63,35 @@ def test_two_ranks_are_one_process(tmp_path):
     resumed = Trainer(network, parts[1], settings=SETTINGS)
     resumed.resume(tmp_path)
     assert all(torch.equal(first[f"1/{path}"], each) for path, each in resumed.parameters.items())
+
+
+def one_is_full(network, batch, folder: Path) -> None:
+    """A pass of the second rank, and then an evaluation of it, find no memory; the first rank is not left waiting."""
+    trainer = Trainer(network, Recipe.parse(RECIPE).parts, settings=SETTINGS)
+    trainer.step(batch)
+    kept = [parameter.detach().clone() for parameter in trainer.parameters.values()]
+    loss, is_full, says = trainer.parts.loss, dist.get_rank() == 1, "Another rank could not do its part of the step"
+
+    def full(*_: object) -> torch.Tensor:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to")
+
+    for work in (trainer.step, trainer.gradients, trainer.evaluate):
+        if is_full:
+            trainer.parts = replace(trainer.parts, loss=full)
+        with pytest.raises(OutOfMemory if is_full else TrainingError, match="memory is full" if is_full else says):
+            work(batch)
+        trainer.parts = replace(trainer.parts, loss=loss)
+    assert all(map(torch.equal, kept, trainer.parameters.values())) and trainer.num_steps == 1
+    with pytest.raises(RecipeError, match="captured_steps trains in one process"):
+        Trainer(network, replace(trainer.parts, step_launch=CapturedSteps()))
+    told = [trainer.step(batch).loss, trainer.evaluate(batch)]
+    torch.save({**trainer.parameters, "losses": torch.tensor(told)}, folder / f"{dist.get_rank()}.pt")
+
+
+def test_one_whose_memory_is_full_ends_a_step_of_all(tmp_path):
+    launch(one_is_full, 2, families.ours("gpt2").network, language(), tmp_path)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
 def one_fails() -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 import eet_lab
+from eet_lab.bench.measured import Spread
 from eet_lab.bench.rows import read
 from eet_lab.technique import names_in_all, registry
 
 ROOT = Path(__file__).resolve().parent.parent
+MANY = ("serve:", "encode:")
 SPEC = importlib.util.spec_from_file_location("readme", ROOT / "tools" / "readme.py")
 readme = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(readme)
@@ -57,9 +59,21 @@ def test_a_step_s_share_stands_beside_no_time_to_the_first_token():
     """A share of the ceiling is that of a decode step; requests and texts come in steps of many sizes."""
     rows = read(ROOT / "benchmarks" / "h200.jsonl")
     shares = {line.split("`")[1]: line.split("|")[3].strip() for line in readme.models(rows).splitlines()[2:]}
-    others = [workload for workload, metric in readme.MODELS if metric == "ttft_ms" or ":" in workload]
+    others = [
+        workload
+        for workload, metric in readme.MODELS
+        if metric == "ttft_ms" or workload.startswith(("serve:", "encode:"))
+    ]
     assert len(others) == 3 and all(shares[workload] == "–" for workload in others)
     assert all(share.isdigit() for workload, share in shares.items() if workload not in others)
+
+
+def test_the_share_of_a_training_step_is_that_of_arithmetic():
+    row = read(ROOT / "benchmarks" / "h200.jsonl")[0]
+    row = replace(row, workload="train:gpt2/b8/s1024", provider="eet_lab", recipe="all", equality="passed")
+    row = replace(row, total_ms=Spread(17.0, 17.0, 17.0), tpot_ms=None, floor_ms=None, mfu=0.512)
+    line = readme.models([row]).splitlines()[-1]
+    assert line.startswith("| `train:gpt2/b8/s1024`, ms a step") and "| **17** | 51 |" in line
 
 
 def test_what_was_held_stands_beside_its_lower_bound():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import ClassVar
 
 import pytest
@@ -64,7 +65,10 @@ def _knob_settings(technique):
 
 
 def test_of_ours_none_conflict_and_whoever_lacks_another_is_told_its_name():
-    for names in every_set(IDS):
+    """Of all that generates or encodes, and of all that trains; a technique of one goes with any of the other."""
+    training = [name for name in IDS if name not in listed()]
+    mixed = [tuple(name for name in IDS if name in pair) for pair in product(listed(), training)]
+    for names in (*every_set(listed()), *every_set(training), *mixed):
         if is_whole(names):
             assert Recipe.parse(",".join(names)).names == names
             continue
@@ -114,7 +118,9 @@ def test_all_on_a_gpu_is_all_that_loses_nothing(monkeypatch):
         name for name in listed() if name not in ("continuous_batching", "prefix_caching", "int8_weights")
     )
     assert Recipe.parse("all,continuous_batching,prefix_caching,int8_weights", "cuda").names == listed()
-    assert {*IDS} - {*listed()} == {"chunked_cross_entropy", "flat_optimizer"}
+    fused = {"fused_norms", "fused_activations", "fused_residuals", "fused_embeddings", "fused_cross_entropy"}
+    others = {"chunked_cross_entropy", "flat_optimizer", "varlen_attention", "batched_cross_attention"}
+    assert {*IDS} - {*listed()} == fused | others | {"captured_steps"}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from seq2seqs import CONFIGS, TARGETS, V, ours, rows, theirs
 from eet_lab.errors import ModelError
 from eet_lab.models import SEQ2SEQ_PRESETS, load, seq2seq
 from eet_lab.models.families import settings_of
-from eet_lab.ops.attention import relative_bias
+from eet_lab.ops.rows import relative_bias
 from eet_lab.ops.types import Source, Spec, fresh
 from eet_lab.parts import Parts
 from eet_lab.parts.attend import Bounds, DenseMask

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import families
 import pytest
 import torch
 import transformers
 from seq2seqs import CONFIGS, CONTEXT, SOURCES, TARGETS, V, ours, rows, theirs
 from test_training import CHUNKED, RECIPES, assert_same_gradients, parts
 
-from eet_lab.errors import PromptError, TrainingError
+from eet_lab.errors import PromptError, RecipeError, TrainingError
+from eet_lab.models import seq2seq
 from eet_lab.models.table import constants
-from eet_lab.parts import losses
+from eet_lab.ops import reference
+from eet_lab.ops.types import autograd
+from eet_lab.parts import Parts, losses
+from eet_lab.parts.attend import Bounds
+from eet_lab.parts.batches import end_to_end
+from eet_lab.technique import Recipe
 from eet_lab.training import IGNORED, Example, Trainer, TrainSettings
 
 
@@ -32,7 +39,7 @@ def their_loss(model) -> torch.Tensor:
     return model(ids, attention_mask=real, labels=labels).loss
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", (*RECIPES, f"{RECIPES[3]},batched_cross_attention"))
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradients_are_those_of_transformers(name, recipe):
     """In every layout of the batch, in passes of few tokens; with logits of a chunk at a time in every second one."""
@@ -42,6 +49,33 @@ def test_gradients_are_those_of_transformers(name, recipe):
     assert found[1].keys() == trainer.parameters.keys(), "all are trained"
     assert not any(t.requires_grad for t in constants(trainer.model))
     assert_same_gradients(trainer, theirs(name), their_loss(theirs(name)), found)
+
+
+def test_one_product_makes_the_keys_and_values_of_all_layers():
+    network, batched, widths = ours("bart").network, Recipe.parse("batched_cross_attention").parts, []
+
+    def counted(x, norm, w, act=None, *, empty):
+        widths.append(len(w.weight))
+        return reference.norm_linear(x, norm, w, act, empty=empty)
+
+    ops = replace(batched.train_ops, norm_linear=counted).differentiable(None)
+    read = end_to_end(rows())
+    found = [
+        [*seq2seq.encode(network, ops, Bounds(ops, read, None, empty=autograd), read, part.cross_kv)]
+        for part in (Parts(), batched)
+    ]
+    layers, C = len(network.decoder.layers), network.config.hidden_size
+    assert widths.count(2 * C) == layers and widths.count(2 * C * layers) == 1
+    for plain, one in zip(*found, strict=True):
+        assert one[0].shape == (sum(SOURCES), 4, C // 4) and all(map(torch.allclose, plain, one))
+
+
+def test_keys_and_values_are_not_batched_where_no_layer_looks_at_an_encoder():
+    recipe, gpt2 = Recipe.parse("batched_cross_attention"), families.ours("gpt2")
+    with pytest.raises(RecipeError, match="only encoder-decoders have cross attention"):
+        recipe.check("cpu", gpt2.config.in_training)
+    with pytest.raises(RecipeError, match="change cross_kv, which training this model does not use"):
+        Trainer(gpt2.network, recipe.parts)
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -164,6 +165,18 @@ def test_naive_batching_of_mixed_lengths_loses_to_none_and_packing_wins():
     assert p99["naive_padding"] > 10_000 > p99["no_batching"] > p99["dynamic_program"] > p99["token_budget"]
     assert p99["dynamic_program"] < p99["length_buckets"]
     assert served["token_budget"].waste == 0 and served["naive_padding"].waste > 0.4
+
+
+def test_who_comes_waits_for_the_passes_that_the_device_was_given():
+    """Pass i is planned once pass i - 3 has been read; without passes ahead, once the one before it has."""
+    traffic, policy = traffic_of((0, 4, 9), (5, 4, 2), (200, 4, 1)), ContinuousBatching(max_rows=4, budget=64, chunk=64)
+    for ahead, first in ((0, [10, 20, 210]), (2, [10, 40, 210])):
+        table = replace(decoder_cost(lambda extra, rows, kv: 10.0), ahead=ahead)
+        served = simulate_traffic(traffic, policy, table)
+        assert served.first_ms.tolist() == first
+        assert served.last_ms.tolist() == [90, first[1] + 10, 210]
+    with pytest.raises(CostError, match="ahead is -1"):
+        replace(table, ahead=-1)
 
 
 def test_pages_that_run_out_make_the_newest_give_way():

@@ -23,7 +23,8 @@ from eet_lab.bench.timeline import (
     with_bytes,
     write_trace,
 )
-from eet_lab.bench.timeline_steps import NEW_TOKENS, SAMPLES, Probe, earliest, step_timeline, timelines
+from eet_lab.bench.timeline_steps import NEW_TOKENS, Probe, step_timeline, timelines
+from eet_lab.bench.watch import SAMPLES, earliest
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, MonitorError, PromptError, ResultError
@@ -218,7 +219,7 @@ def test_a_step_of_gpt2_xl_takes_little_room(recorded):
         (lambda d: d["selection"].update(num_launches=-3), "num_launches is -3"),
         (lambda d: d["selection"].update(device_kind="tpu"), "device_kind"),
         (lambda d: d["selection"]["names"][0].update(lane="<b>"), "lane is '<b>'"),
-        (lambda d: d["selection"]["names"][0].update(kind="x"), "kind is 'x', but it must be one of op, call"),
+        (lambda d: d["selection"]["names"][0].update(kind="x"), "kind is 'x', but it must be one of phase, op"),
         (lambda d: d["selection"]["names"][0].update(full="x" * 5000), "full is 'x+\\.\\.\\., but it must be str of"),
         (lambda d: d["selection"]["names"][0].update(num_bytes=-1), "num_bytes is -1"),
         (lambda d: d["selection"].update(remark="x" * 5000), "remark is 'x+\\.\\.\\., but"),

@@ -67,7 +67,7 @@ def test_other_versions_forms_are_read_alike():
 
 @pytest.mark.parametrize("trace", [{}, {"traceEvents": []}, Trace().content()])
 def test_a_trace_without_a_step_is_refused(trace):
-    with pytest.raises(MonitorError, match="no decode step"):
+    with pytest.raises(MonitorError, match="holds no step"):
         read_steps(trace)
 
 

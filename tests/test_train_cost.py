@@ -53,5 +53,5 @@ def test_without_a_ceiling_there_is_no_mfu(monkeypatch: pytest.MonkeyPatch) -> N
     work = Trainer(network).step([example, example]).work
     assert work is not None and mfu(network.config, work, 5.0, "cpu") is None
     flops = train_flops(network.config, work)
-    monkeypatch.setattr(cost, "matmul_flops_per_s", lambda device: 1000 * flops)
+    monkeypatch.setattr(cost, "matmul_tflops", lambda device, dtype: 1e-9 * flops)
     assert mfu(network.config, work, 2.0, "cuda") == pytest.approx(0.5)

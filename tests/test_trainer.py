@@ -77,7 +77,7 @@ def test_chunks_lose_nothing_in_16_bits():
     torch.manual_seed(0)
     weight = torch.randn(31, 16, dtype=torch.bfloat16).requires_grad_()
     states, labels = torch.randn(4000, 16, dtype=torch.bfloat16), torch.randint(31, (4000,))
-    head = losses.Head(lambda rows: rows @ weight.t(), (weight,))
+    head = losses.Head(lambda rows, linear=None: rows @ weight.t(), (weight,))
     wide = weight.detach().double().requires_grad_()
     (exact,) = torch.autograd.grad(cross_entropy(states.double() @ wide.t(), labels, reduction="sum"), wide)
     errors = []
@@ -265,7 +265,7 @@ def test_models_and_parts_that_cannot_be_trained(tmp_path):
         Trainer(families.ours("gpt2"))
     with pytest.raises(ModelError, match="not on 'meta'"):
         Trainer(load("gpt2", device="meta").network)
-    with pytest.raises(RecipeError, match="change kv_cache and memory, which training does not use"):
+    with pytest.raises(RecipeError, match="change kv_cache and memory, which training this model does not use"):
         Trainer(families.ours("gpt2").network, parts("pre_padding,memory_reuse"))
     with pytest.raises(RecipeError, match="memory_reuse cannot run on this model: it is for decoders"):
         Recipe.parse("memory_reuse").check("cpu", families.ours("gpt2").config.in_training)

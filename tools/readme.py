@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from eet_lab.bench.rows import OURS, Row, digits, markdown, newest, percent, read
+from eet_lab.bench.rows import OURS, TRAIN, Row, digits, markdown, newest, percent, read
 from eet_lab.bench.workloads import Stream
 from eet_lab.labels import less_than_all
 from eet_lab.technique import registry
@@ -34,7 +34,14 @@ MODELS = (
     ("qwen3-0.6b/b1/p128/n128", "tpot_ms"),
     ("serve:llama-1b/r256/p100-1024/n512/all", "total_ms"),
     ("encode:bert-base/t2048/p5-500", "total_ms"),
-)
+    *(
+        (f"{TRAIN}{batch}", "total_ms")
+        for batch in (
+            "gpt2/b8/s1024", "gpt2/b64/s1024", "bert-base/b32/s128", "bert-base/b32/s5-101", "vit-b-32/b128",
+            "transformer-big/b8/s64", "transformer-base/b64/s64",
+        )
+    ),
+)  # fmt: skip
 OPS = (
     "decode_attention/b1/kv1024/h25/d64",
     "decode_attention/b16/kv1024/h25/d64",
@@ -50,6 +57,7 @@ OPS = (
 BATCH = "gpt2-xl/b16/p16-960/n64"
 STREAM = Stream.parse("gpt2-xl/r200/p1-960/n16")
 WORDS = {"tpot_ms": "a token", "total_ms": "in all", "ttft_ms": "to the first token"}
+A_STEP = "a step (the ceiling is that of arithmetic)"
 NOTHING = "No rows yet."
 RECORDED = "recorded"
 """The run of rows of systems that cannot run beside ours."""
@@ -68,10 +76,11 @@ def techniques() -> str:
 
 def models(rows: Sequence[Row]) -> str:
     """A line a workload, of its last race: our fastest, how near to the ceiling its steps are, and the others."""
-    lines = [
-        _line(f"`{workload}`, ms {WORDS[metric]}", [row for row in rows if row.workload == workload], metric, 1)
-        for workload, metric in MODELS
-    ]
+    lines = []
+    for workload, metric in MODELS:
+        words = A_STEP if workload.startswith(TRAIN) else WORDS[metric]
+        own = [row for row in rows if row.workload == workload]
+        lines.append(_line(f"`{workload}`, ms {words}", own, metric, 1))
     return _table(lines, share="% of ceiling, a step")
 
 
@@ -136,7 +145,7 @@ def _line(name: str, rows: Sequence[Row], metric: str, scale: float) -> str | No
     best, row = ours[0]
     others = (f"{other.provider} {digits(each)}" for each, other in took if not other.provider.startswith(OURS))
     is_decode = metric != "ttft_ms" and "prefill" not in name  # the floor is that of a decode step's reads
-    share = percent(row.share_of_ceiling) if is_decode and row.share_of_ceiling else "–"
+    share = percent(row.mfu or (row.share_of_ceiling if is_decode else None))
     return f"| {name} | **{digits(best)}** | {share} | {', '.join(others)} |"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -24,10 +24,20 @@ from eet_lab.bench.ops import benchmark_op
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.rows import OURS, Row, append
 from eet_lab.bench.serving import HF, HTTP, row, run_stream, serve_all
-from eet_lab.bench.workloads import Requests, Stream, Texts, Workload
-from eet_lab.commands.bench_tables import accuracy_table, encode_table, model_table, op_tables, serve_table
+from eet_lab.bench.train_cases import TRAIN_CASES
+from eet_lab.bench.training import train_all
+from eet_lab.bench.workloads import Requests, Stream, Texts, TrainBatch, Workload
+from eet_lab.commands.bench_tables import (
+    accuracy_table,
+    encode_table,
+    model_table,
+    op_tables,
+    serve_table,
+    train_table,
+)
 from eet_lab.technique import registry
 from eet_lab.texts import as_recipe
+from h200.policies import highest_loads, simulated_beside_measured
 from h200.recorded import recorded_compare, recorded_ladder
 from h200.session import Session
 from h200.timelines import recorded_timeline
@@ -53,6 +63,16 @@ STREAMED = (
     ("all,-cuda_graphs", False),
     ("all,-memory_reuse", False),
 )
+TRAINED_OPS = tuple(f"op:{case.name}" for case in TRAIN_CASES)
+SMALL_TRAINED_OPS = (
+    "op:norm_backward/t9/c64",
+    "op:cross_entropy/t9/v50",
+    "op:linear_cross_entropy/t9/c16/v50",
+    "op:attention_backward/b2/s9/h2/d8",
+)
+SDPA = "hf-sdpa"
+BOTH = (SDPA, "hf-compile")
+ENDS = ("baseline", "all")
 COMPILED = ("hf-static-compile", "torch-cuda-graphs", "torch-compile")
 
 
@@ -104,16 +124,16 @@ def benchmarked(
     return work
 
 
-def ops(*texts: str) -> Callable[[Session], Any]:
-    """Every size of these ops, ours beside others."""
+def ops(
+    *texts: str, smoke: Sequence[str] = ("op:norm_linear/t2/n96/c64",), dtype: str | None = None
+) -> Callable[[Session], Any]:
+    """Every size of these ops, ours beside others; `smoke` are those of a smoke test."""
 
     def work(session: Session) -> Any:
         found: dict[str, Any] = {"rows": 0, "remarks": {}, "wrong": []}
-        wanted = [each for text in texts for each in OpWorkload.parse(text)]
-        if session.smoke:
-            wanted = list(OpWorkload.parse("op:norm_linear/t2/n96/c64"))
-        for workload in wanted:
-            rows, remarks = benchmark_op(workload, device=session.device, cancel=session.deadline)
+        for workload in (each for text in (smoke if session.smoke else texts) for each in OpWorkload.parse(text)):
+            kind = None if session.smoke else dtype
+            rows, remarks = benchmark_op(workload, device=session.device, dtype=kind, cancel=session.deadline)
             append(rows, session.out)
             print(op_tables(rows), flush=True)
             found["rows"] += len(rows)
@@ -176,6 +196,29 @@ def encoded(text: str, *recipes: str) -> Callable[[Session], Any]:
     return work
 
 
+def trained(peers: Mapping[str, Sequence[str]], *recipes: str) -> Callable[[Session], Any]:
+    """Recipes beside these peers of transformers on each workload of training, in bfloat16."""
+
+    def work(session: Session) -> Any:
+        found = {}
+        for text, names in peers.items():
+            workload = session.sized_batch(TrainBatch.parse(text))
+            model = session.model(workload.model, "bfloat16")
+            providers = [OURS, *(name for name in names if session.peers is None or name in session.peers)]
+            rows, remarks = train_all(model, workload, recipes, providers, repeats=3, **session.common())
+            keep(session, rows, remarks, train_table)
+            figures = {row.name: row.total_ms and row.total_ms.p50 for row in rows}
+            found[str(workload)] = {"step_ms": figures, "remarks": remarks}
+        return found
+
+    return work
+
+
+def with_dropout(workload: str, plain: Sequence[str], dropped: Sequence[str]) -> dict[str, Sequence[str]]:
+    """The peers of a workload, and those of the same with dropout."""
+    return {f"train:{workload}": plain, f"train:{workload}/d0.1": dropped}
+
+
 def accuracy_of(text: str, *recipes: str) -> Callable[[Session], Any]:
     """Recipes beside transformers on held-out text of a trained model."""
 
@@ -230,9 +273,27 @@ PARTS: dict[str, Part] = {
         ),
     ),
     "encode-bert": Part(60, encoded("encode:bert-base/t2048/p5-500", "pre_padding", "all")),
+    "policies-bert": Part(120, highest_loads("bert-base")),
+    "simulated-llama": Part(
+        90,
+        simulated_beside_measured(
+            "llama-1b", "all,continuous_batching:rows=64:budget=2048:chunk=1024", chunks=(1024, 256)
+        ),
+    ),
     "accuracy-demo": Part(
         20, accuracy_of("accuracy:demo/b16/p64/n64", "all", "all,-persistent_layers", "all,int8_weights")
     ),
+    "train-gpt2": Part(
+        220, trained(with_dropout("gpt2/b8/s1024", ("hf-eager", *BOTH, "hf-max-autotune"), BOTH), *ENDS)
+    ),
+    "train-gpt2-b64": Part(90, trained({"train:gpt2/b64/s1024": ("hf-compile",)}, "all")),
+    "train-bert": Part(110, trained(with_dropout("bert-base/b32/s128", BOTH, BOTH), *ENDS)),
+    # Like MRPC, whose sentences have 53 tokens on average.
+    "train-bert-ragged": Part(60, trained({"train:bert-base/b32/s5-101": BOTH}, *ENDS)),
+    "train-vit": Part(70, trained(with_dropout("vit-b-32/b128", BOTH, (SDPA,)), *ENDS)),
+    "train-big": Part(90, trained(with_dropout("transformer-big/b8/s64", BOTH, (SDPA,)), *ENDS)),
+    "train-base": Part(90, trained(with_dropout("transformer-base/b64/s64", BOTH, (SDPA,)), *ENDS)),
+    "train-ops": Part(180, ops(*TRAINED_OPS, smoke=SMALL_TRAINED_OPS, dtype="bfloat16")),
     "sweep-l16": Part(60, benchmarked("l16-h1024/b4/p128/n896", "l16-h1024/b4/p896/n128", peers=COMPILED)),
     "ops-decode-b1": Part(8, ops("op:decode_attention/b1/kv1024/h25/d64")),
     "ops-decode": Part(60, ops("op:decode_attention")),

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from eet_lab.bench.workloads import Workload
+from eet_lab.bench.workloads import TrainBatch, Workload
 from eet_lab.errors import Cancelled
 from eet_lab.models import Model, load
-from eet_lab.models.config import ENCODER_PRESETS, PRESETS, Config, EncoderConfig
+from eet_lab.models.config import ENCODER_PRESETS, PRESETS, SEQ2SEQ_PRESETS, Config, EncoderConfig
 
 
 class Deadline:
@@ -45,13 +45,18 @@ class Session:
     smoke: bool = False
     peers: Sequence[str] | None = None
     report: dict[str, Any] = field(default_factory=dict)
-    _models: dict[str, Model] = field(default_factory=dict)
+    _models: dict[tuple[str, str | None], Model] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.smoke:
             torch.set_num_threads(1)
             PRESETS["smoke"] = Config(2, 32, 2, 64, 97, 64)
             ENCODER_PRESETS["smoke-encoder"] = EncoderConfig(2, 32, 2, 64, 97, 64, family="bert", heads=("pooler",))
+            tiny: dict[str, Any] = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "head_dim": 16, "ffn_size": 64}
+            tiny["num_kv_heads"] = 2
+            ENCODER_PRESETS["smoke-vit"] = replace(ENCODER_PRESETS["vit-b-32"], **tiny, image_size=64, context=5)
+            sizes = {**tiny, "encoder_layers": 2, "vocab_size": 97, "context": 64, "embedding_scale": 32**0.5}
+            SEQ2SEQ_PRESETS["smoke-seq2seq"] = replace(SEQ2SEQ_PRESETS["transformer-base"], **sizes)
 
     def run(self, name: str, work: Callable[[Session], Any]) -> None:
         """Run one part; keep what it returns, or why it failed."""
@@ -98,12 +103,23 @@ class Session:
             new_tokens=min(w.new_tokens, 6),
         )
 
-    def model(self, name: str) -> Model:
-        """A model; the one before it is let go, so that two large ones need not fit."""
-        if name not in self._models:
+    def sized_batch(self, workload: TrainBatch) -> TrainBatch:
+        """The batch that is trained with, or a tiny one of the same kind of model."""
+        if not self.smoke:
+            return workload
+        kinds = {"encoder": ("bert",), "vit": ("vit",), "seq2seq": tuple(SEQ2SEQ_PRESETS)}
+        kind = next((kind for kind, names in kinds.items() if workload.model.startswith(names)), "")
+        model = f"smoke-{kind}" if kind else "smoke"
+        low, high = workload.low and min(workload.low, 4), workload.high and min(workload.high, 9)
+        return replace(workload, model=model, rows=min(workload.rows, 3), low=low, high=high)
+
+    def model(self, name: str, dtype: str | None = None) -> Model:
+        """A model, in a type of a GPU's; the one before it is let go, so that two large ones need not fit."""
+        key = name, None if self.smoke else dtype
+        if key not in self._models:
             self._models.clear()
-            self._models[name] = load(name, device=self.device)
-        return self._models[name]
+            self._models[key] = load(name, device=self.device, dtype=key[1])
+        return self._models[key]
 
     def common(self) -> dict[str, Any]:
         """What every measurement is told."""

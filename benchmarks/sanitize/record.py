@@ -13,7 +13,7 @@ import ctypes
 import gc
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from functools import cache
@@ -30,6 +30,8 @@ import torch
 from play import At, Call, Launch, Record
 from torch import Tensor
 from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
+from train_calls import TrainCall, train_calls
 
 from eet_lab.ops import cuda, native
 from eet_lab.ops.cases import Case
@@ -76,8 +78,15 @@ LISTS = {"linears": 16}  # pointers to host memory that holds so many pointers
 SENTINEL = 0x7B  # in every byte of what has no contents: large numbers, whose sums and products are others
 
 
-def record(libraries: dict[str, str], cases: Sequence[Case] = ALL_CASES, passes: Sequence[Pass] = PASSES) -> Record:
-    """Every case's small shapes, in every type that its op takes; and where a ring is filled again, larger ones."""
+def record(
+    libraries: dict[str, str],
+    cases: Sequence[Case] = ALL_CASES,
+    passes: Sequence[Pass] = PASSES,
+    training: Callable[[], Iterable[TrainCall]] = train_calls,
+) -> Record:
+    """Every case's small shapes, in every type that its op takes; where a ring is filled again, larger ones; and what
+    training launches.
+    """
     calls: list[Call] = []
     for each in passes:
         with _pretended(Limits(HOPPER.shared_bytes, each.num_blocks)) as recorder:
@@ -87,6 +96,12 @@ def record(libraries: dict[str, str], cases: Sequence[Case] = ALL_CASES, passes:
                 recorder.begin(inputs)
                 case.call(getattr(cuda, case.op), inputs, recorder.empty)
                 calls.append(recorder.call(f"{case.name}/{shape} {dtype}, {each.num_blocks} blocks"))
+    with _pretended(HOPPER) as recorder:
+        for made in training():
+            recorder.begin(made.inputs)
+            with _Watched(recorder):
+                made.call()
+            calls.append(recorder.call(made.name))
     return Record(libraries, calls)
 
 
@@ -100,6 +115,7 @@ class _Recorder:
         """A new call of an op."""
         self._memory = _Memory(inputs)
         self._given: dict[int, Tensor] = {}  # by where they begin; kept alive, so that no other tensor lies there
+        self._kept: list[Tensor] = []
         self._buffers: dict[int, int] = {}  # by where they begin on the CPU
         self._sizes: list[int] = []
         self._contents: dict[int, tuple[bytes, int]] = {}  # and how often PyTorch wrote there
@@ -117,6 +133,14 @@ class _Recorder:
         self._given[whole.data_ptr()] = whole
         self._memory.add(whole)
         return whole[: torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
+
+    def made(self, tensor: Tensor, has_contents: bool) -> None:
+        """Memory that PyTorch gave."""
+        self._memory.add(tensor)
+        self._kept.append(tensor)
+        if not has_contents:
+            ctypes.memset(tensor.data_ptr(), SENTINEL, tensor.nbytes)
+            self._given[tensor.data_ptr()] = tensor
 
     def launcher(self, kernel: str, name: str, parameters: Sequence[Any]) -> Callable[..., None]:
         """What stands in for one."""
@@ -154,6 +178,21 @@ class _Recorder:
             written[buffer] = now[0]
         self._contents[buffer] = now
         return At(buffer, value - begin)
+
+
+class _Watched(TorchDispatchMode):
+    """Tells a recorder of all memory that PyTorch gives meanwhile, and has none of it used twice."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for each in found if isinstance(found, tuple | list) else [found]:
+            if isinstance(each, Tensor):
+                self._recorder.made(each, has_contents="empty" not in func.name())
+        return found
 
 
 class _Memory:

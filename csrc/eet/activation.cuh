@@ -10,12 +10,16 @@ enum Activation { kNone = 0, kGeluTanh = 1, kGelu = 2, kRelu = 3, kSilu = 4, kTa
 // To 1e-6; libdevice's tanhf takes three times the instructions.
 __device__ inline float tanh_of(float x) { return 1.f - __fdividef(2.f, 1.f + exp_of(2.f * x)); }
 
-// GELU by erf, to 3e-7, in a dozen instructions of which one is a special function. log2 of the normal distribution's
-// tail is close to a polynomial: the minimax one of degree 6, fitted up to 5.5; beyond 8, GELU is 0 or x. NaN stays NaN.
-__device__ inline float gelu_of(float x) {
-  const float t = fminf(fabsf(x), 8.f);
+// The normal distribution beyond t from 0 to 8, in a dozen instructions of which one is a special function. Its log2 is
+// close to a polynomial: the minimax one of degree 6, fitted up to 5.5.
+__device__ inline float normal_tail(float t) {
   const float low = fmaf(fmaf(fmaf(3.236888e-5f, t, -7.5418345e-4f), t, 8.0013908e-3f), t, -0.05324142f);
-  const float tail = exp2_of(fmaf(fmaf(fmaf(low, t, -0.45893437f), t, -1.1511378f), t, -1.f));
+  return exp2_of(fmaf(fmaf(fmaf(low, t, -0.45893437f), t, -1.1511378f), t, -1.f));
+}
+
+// GELU by erf, to 3e-7; beyond 8 it is 0 or x. NaN stays NaN.
+__device__ inline float gelu_of(float x) {
+  const float t = fminf(fabsf(x), 8.f), tail = normal_tail(t);
   float positive;  // x or 0, which fmaxf would also make of NaN
   asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(positive) : "f"(x));
   return fmaf(-t, tail, positive);

@@ -78,6 +78,15 @@ class Rows {
     *reinterpret_cast<Piece<T, kWidth>*>(out + int64_t(row + i) * C + c) = piece;
   }
 
+  // Writes a number of each row to `to` [T], or nowhere.
+  __device__ void keep(float* to, const float (&value)[X]) const {
+    if (!to || first) return;
+#pragma unroll
+    for (int i = 0; i < X; ++i) {
+      if (row + i < num_rows) to[row + i] = value[i];
+    }
+  }
+
  private:
   __device__ void read(int c, Pieces& pieces) const {
 #pragma unroll

@@ -2,7 +2,7 @@
 
 At small batches a step is bound by memory: every weight is read once, and every row's keys and values. The floor is
 those bytes at the rate that a streaming read reaches on this device. A prediction adds what launching costs: see
-`predicted_ms`.
+`predicted_ms`. A step of training is bound by what it computes: `train_flops`, at the rate of a large product.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from eet_lab.models.decoder import Decoder, tensors
 from eet_lab.monitor import free_bytes_of
 from eet_lab.ops.int8 import dequantized
 from eet_lab.ops.oom import memory_for
+from eet_lab.ops.types import Spec
 from eet_lab.training.trainer import Work
 from eet_lab.words import MiB
 
@@ -65,6 +66,9 @@ def _text(file: Path) -> str:
 
 NUM_BYTES = {"cuda": 4 * 2**30, "cpu": beyond_caches(128 * 2**20, last_cache_bytes())}
 """The bytes of the streaming read: far beyond any cache."""
+
+MATMUL = {"cuda": (8192, 20), "cpu": (512, 5)}
+"""Rows of the square matrices of a product that sets the ceiling, and how often it is timed."""
 
 WIDTH = 4096
 """Columns of the matrix where a CPU's streaming read is a matrix-vector product."""
@@ -166,34 +170,19 @@ def train_flops(config: Config, work: Work) -> float:
         if stack == "encoder.":
             read, seen = sources, sum(s * s for _, s in work.sizes)
         else:
-            own = [n * (n + 1) // 2 if config.spec.causal else n * n for n, _ in work.sizes]
-            read, seen = tokens, sum(own) + sum(n * s for n, s in work.sizes)
+            read, seen = tokens, sum(_num_scores(config.spec, n) + n * s for n, s in work.sizes)
         products = read * sum(matrices.values()) + sources * of_sources
         flops += num_layers * (2 * products + 4 * config.num_heads * config.head_dim * seen)
     return 3 * (flops + 2 * tokens * prod(config.outer_shapes().get("patches.weight", (0,))))
 
 
-@once_per_device
-def matmul_flops_per_s(device: str) -> float | None:
-    """The rate at which a large product of bfloat16 matrices is computed here: the best of a few, once per process and
-    GPU; None on a CPU, whose caches and threads make it say little of a model's small products.
+def mfu(config: Config, work: Work, ms: float, device: str) -> float | None:
+    """The share of the measured ceiling that a step's arithmetic reached; None on a CPU, whose caches and threads make
+    that ceiling say little of a model's small products.
     """
     if device == "cpu":
         return None
-    with memory_for("matrices of 8,192 by 8,192, to measure how fast they are multiplied,"):
-        one, other, out = (torch.ones(MATMUL_SIZE, MATMUL_SIZE, device=device, dtype=torch.bfloat16) for _ in range(3))
-        product = partial(torch.mm, one.normal_(), other.normal_(), out=out)
-        best_ms = min(took_ms(product, device) for _ in range(9))
-    return 2e3 * MATMUL_SIZE**3 / best_ms
-
-
-MATMUL_SIZE = 8192
-
-
-def mfu(config: Config, work: Work, ms: float, device: str) -> float | None:
-    """The share of the measured ceiling that a step's arithmetic reached; None where there is none, on a CPU."""
-    ceiling = matmul_flops_per_s(device)
-    return ceiling and train_flops(config, work) / (ms / 1e3 * ceiling)
+    return train_flops(config, work) / (ms * matmul_tflops(device, torch.bfloat16) * 1e9)
 
 
 def step_weight_bytes(model: Decoder) -> int:
@@ -221,6 +210,19 @@ def streaming_gb_per_s(device: str) -> float:
     return num_bytes / best_ms / 1e6
 
 
+@once_per_device
+def matmul_tflops(device: str, dtype: torch.dtype) -> float:
+    """The rate in TFLOP/s that a large product of matrices reaches here: the best of a few, once per process and GPU.
+
+    Its numbers are random: a GPU's clock is higher where most bits are 0.
+    """
+    size, tries = MATMUL[device]
+    with memory_for(f"a product of matrices [{size},{size}], to measure how fast they are,"):
+        left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        best_ms = min(took_ms(partial(torch.mm, left, right), device) for _ in range(tries))
+    return 2 * size**3 / best_ms / 1e9
+
+
 @cache
 def call_us() -> float:
     """What one call of PyTorch costs on the CPU when there is next to nothing to compute: the median of a few, once."""
@@ -236,3 +238,11 @@ def expansion_ns() -> float:
         host_us(lambda: dequantized(whole, scale, out=torch.empty(whole.shape)), 1) * 1e3 / whole.numel()
         for _ in range(9)
     )
+
+
+def _num_scores(spec: Spec, num_tokens: int) -> int:
+    """How many keys the queries of a row see, all together."""
+    if not spec.causal:
+        return num_tokens**2
+    seen = min(num_tokens, spec.window or num_tokens)
+    return seen * (seen + 1) // 2 + (num_tokens - seen) * seen

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +21,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 
+from eet_lab.bench.op_provider import Inputs, OpProvider, Prepared
 from eet_lab.bench.rows import OURS
 from eet_lab.bench.static_decoder import ACTS
 from eet_lab.bench.static_decoder import norm as torch_norm
 from eet_lab.bench.timing import LeftOut
+from eet_lab.bench.train_op_providers import TRAINING
 from eet_lab.errors import first_line
 from eet_lab.ops import cuda, native, reference
 from eet_lab.ops.cases import Case
@@ -36,41 +36,6 @@ from eet_lab.ops.next_token_case import NextTokenShape
 from eet_lab.ops.row_cases import NormShape
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
 from eet_lab.ops.types import fresh
-
-if TYPE_CHECKING:
-    pass
-
-
-Inputs = tuple[Any, ...]
-
-
-class Prepared(NamedTuple):
-    """`call` is what is timed; `read` gives its output the rows of the reference's, without pads."""
-
-    call: Callable[[], Any]
-    read: Callable[[Any], Tensor] = lambda out: out
-
-
-def always(given: Any) -> str | None:
-    """No reason against: for what runs everywhere, or takes all sizes."""
-    return None
-
-
-@dataclass(frozen=True)
-class OpProvider:
-    """A way to do some ops. What it leaves out of an op is said in `less`: then its output is not compared.
-
-    `make(shape, inputs)` may lay the inputs out as it likes best: only the call is timed. It raises `LeftOut` for sizes
-    that it does not take.
-    """
-
-    name: str
-    ops: tuple[str, ...]
-    make: Callable[[Any, Inputs], Prepared]
-    unavailable: Callable[[str], str | None] = always
-    less: str = ""
-    unfit: Callable[[Any], str | None] = always
-
 
 OPS = ("attention",)
 PAGE = 16  # columns of FlashInfer's cache that lie together; vLLM's and SGLang's default
@@ -289,9 +254,15 @@ ROWS = (
 )
 
 
-PROVIDERS: dict[str, OpProvider] = {provider.name: provider for provider in (*PLAIN, *ROWS, *ATTENTION)}
+PROVIDERS: dict[str, OpProvider] = {provider.name: provider for provider in (*PLAIN, *ROWS, *ATTENTION, *TRAINING)}
 
 
 def names_for(case: Case) -> tuple[str, ...]:
     """Ours, and everyone who does that case's op."""
-    return (OURS, *(name for name, provider in PROVIDERS.items() if case.op in provider.ops))
+    return tuple(dict.fromkeys([OURS, *(name for name in PROVIDERS if provider_of(name, case))]))
+
+
+def provider_of(name: str, case: Case) -> OpProvider | None:
+    """Who does a case's op; None: our kernel of that name."""
+    found = PROVIDERS.get(name)
+    return found if found and case.op in found.ops else None

@@ -12,6 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from eet_lab.bench.static_decoder import ACTS
+from eet_lab.bench.train_cases import (
+    TRAIN_CASES,
+    AdamWShape,
+    AttentionGradShape,
+    CrossEntropyShape,
+    LinearCrossEntropyShape,
+    NormGradShape,
+    TrainCase,
+)
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.naming import Form
@@ -28,8 +37,8 @@ from eet_lab.ops.token_cases import ChooseShape, EmbedShape, TopKShape
 OP = "op:"
 """How their names begin."""
 
-TIMED_CASES = tuple(case for case in ALL_CASES if case.op != "advance")
-"""All but the one that moves its state on with each call, in the end beyond its token buffer."""
+TIMED_CASES = (*(case for case in ALL_CASES if case.op != "advance"), *TRAIN_CASES)
+"""All but the one that moves its state on with each call, in the end beyond its token buffer; and those of training."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,16 @@ class OpWorkload:
 
     case: Case
     shape: Shape
+
+    @property
+    def is_training(self) -> bool:
+        """Whether its output is gradients, or new weights."""
+        return isinstance(self.case, TrainCase)
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether a GPU's time is that of a CUDA graph, or else of calls that the host launches."""
+        return not isinstance(self.case, TrainCase) or self.case.is_captured
 
     def __str__(self) -> str:
         return f"{OP}{self.case.name}/{self.shape}"
@@ -187,6 +206,14 @@ def _softmax(example: SoftmaxShape, given: Given) -> SoftmaxShape:
     return replace(example, **given.of("TC"))
 
 
+def _sizes(example: Any, given: Given) -> Any:
+    """Sizes of training, all of which the name has."""
+    for name in ("C", "D"):
+        if name in given:
+            given.check_multiple(name)
+    return replace(example, **{name: value for name, value in given.items() if value is not None})
+
+
 def _next_token(example: NextTokenShape, given: Given) -> NextTokenShape:
     given.check_multiple("C")
     if given["T"] < given["B"]:
@@ -235,5 +262,10 @@ MAKERS: Mapping[type, Callable[[Any, Given], Shape]] = {
     NextTokenShape: _next_token,
     ChooseShape: _choose,
     TopKShape: _top_k,
+    NormGradShape: _sizes,
+    CrossEntropyShape: _sizes,
+    LinearCrossEntropyShape: _sizes,
+    AttentionGradShape: _sizes,
+    AdamWShape: _sizes,
 }
 """What makes a shape of a case's example and the sizes that are given; other ops have those that their cases list."""

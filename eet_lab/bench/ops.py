@@ -11,18 +11,18 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eet_lab.bench import timing
-from eet_lab.bench.cost import TIMES, beyond_caches, last_cache_bytes, predicted_ms, streaming_gb_per_s
+from eet_lab.bench.cost import TIMES, beyond_caches, last_cache_bytes, matmul_tflops, predicted_ms, streaming_gb_per_s
 from eet_lab.bench.fit import check_op_fit
 from eet_lab.bench.launches import StepLaunches, counting
 from eet_lab.bench.measured import Spread
-from eet_lab.bench.op_providers import PROVIDERS, Prepared, names_for
+from eet_lab.bench.op_providers import Prepared, names_for, provider_of
 from eet_lab.bench.op_workloads import OpWorkload
 from eet_lab.bench.rows import OURS, Row, taken
 from eet_lab.bench.timing import SHARED, Rounds, Series, Tally, Timed
 from eet_lab.devices import checked_device, kind_of, present
 from eet_lab.errors import EETError, PromptError, did_you_mean, first_line
 from eet_lab.models.loading import checked_dtype
-from eet_lab.ops import cuda, native, reference
+from eet_lab.ops import cuda, native
 from eet_lab.ops.oom import is_out_of_memory, memory_for
 from eet_lab.ops.shapes import AttentionShape, copied
 from eet_lab.ops.types import fresh
@@ -44,24 +44,26 @@ class Judge:
 
     def __init__(self, workload: OpWorkload, device: str, dtype: torch.dtype) -> None:
         self._workload, self._device, self._dtype = workload, device, dtype
-        self._exact: Tensor | None = None
+        self._exact: tuple[Tensor, ...] | None = None
         case, inputs = workload.case, workload.shape.inputs(device, dtype, 0)
-        plain = getattr(reference, case.op)
+        plain = case.reference
         try:
             with sdpa_kernel(EXACT):
-                exact = case.call(plain, copied(inputs, torch.float64), fresh)
-                low = case.call(plain, copied(inputs), fresh)
+                exact = _each(case.call(plain, copied(inputs, torch.float64), fresh))
+                low = _each(case.call(plain, copied(inputs), fresh))
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             return
-        real = slice(None)
+        real: Any = ...
         if isinstance(workload.shape, AttentionShape):
             batch = inputs[2]
             real = batch.columns >= batch.keys.begin[batch.rows]
-        self._exact, low = exact[real], low[real]
-        rounding = 4 * torch.finfo(dtype).eps * float(self._exact.abs().max())
-        self._budget = 2 * float((low - self._exact).abs().max()) + rounding
+        self._exact = tuple(each[real] for each in exact)
+        self._budgets = [
+            2 * float((rounded[real] - each).abs().max()) + 4 * torch.finfo(dtype).eps * float(each.abs().max())
+            for rounded, each in zip(low, self._exact, strict=True)
+        ]
 
     def ours(self) -> str:
         """ "passed", or why not: by the case's own check, which sees more than the output."""
@@ -79,9 +81,17 @@ class Judge:
         """The same for another provider's output; one that does `less` than the op cannot be compared."""
         if less or self._exact is None:
             return f"not compared: {less}" if less else NO_ROOM
-        got = prepared.read(prepared.call())
-        error = float((got.view(self._exact.shape) - self._exact).abs().max())
-        return "passed" if error <= self._budget else f"error {brief(error)}, the budget is {brief(self._budget)}"
+        got = _each(prepared.read(prepared.call()))
+        for mine, exact, budget in zip(got, self._exact, self._budgets, strict=True):
+            error = float((mine.view(exact.shape) - exact).abs().max())
+            if not error <= budget:  # NaN is not
+                return f"error {brief(error)}, the budget is {brief(budget)}"
+        return "passed"
+
+
+def _each(output: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The tensors of an output."""
+    return (output,) if isinstance(output, Tensor) else output
 
 
 ROTATED_BYTES = {"cuda": 256 << 20, "cpu": beyond_caches(64 << 20, last_cache_bytes())}
@@ -131,14 +141,16 @@ def _benchmarked(
     size = workload.shape.read_bytes(kind.itemsize)
     num_copies = min(MOST_COPIES, -(-ROTATED_BYTES[where] // size) + 1)
     check_op_fit(workload, where, kind, num_copies)
+    timing.forget_compiled()
     tally = Tally(2 + len(names) * (1 + repeats), progress)
     with cpu_threads(where), memory_for(f"a buffer of {workload}", remedy="Give smaller sizes, or half precision."):
         entries, remarks = _prepared(workload, names, num_copies, where, kind, tally, cancel)
         series = [Series(entry.name, entry.time) for entry in entries]
         timing.in_turn(series, Rounds(repeats), tally, cancel)
         shared = {"workload": str(workload), "dtype": str(kind).removeprefix("torch.")}
-        timed = zip(entries, series, strict=True)
-        rows = [taken(where, **shared, **entry.figures(its.runs, size)) for entry, its in timed]
+        arithmetic = _arithmetic(workload, where, kind)
+        figures = [entry.figures(its.runs, size) for entry, its in zip(entries, series, strict=True)]
+        rows = [taken(where, **shared, **each, **arithmetic(each["total_ms"].p50)) for each in figures]
         disturbed = [f"{entry.name}: {SHARED}." for entry in entries if entry.was_disturbed]
         return rows, [*absent, *remarks, *disturbed, *_doubts(rows, workload, where, num_copies, size)]
 
@@ -175,9 +187,10 @@ def _available(workload: OpWorkload, names: Sequence[str], device: str) -> tuple
     """The providers that can run here at these sizes, and why the others cannot."""
 
     def reason(name: str) -> str | None:
-        if name == OURS:
+        provider = provider_of(name, workload.case)
+        if provider is None:
             return native.available(device)
-        return PROVIDERS[name].unavailable(device) or PROVIDERS[name].unfit(workload.shape)
+        return provider.unavailable(device) or provider.unfit(workload.shape)
 
     return timing.split({name: reason(name) for name in names})
 
@@ -216,11 +229,13 @@ class PreparedOp:
         building: Progress,
     ) -> None:
         self.name, self._device = name, device
-        make = _ours(workload, building) if name == OURS else partial(PROVIDERS[name].make, workload.shape)
+        provider = provider_of(name, workload.case)
+        make = _ours(workload, building) if provider is None else partial(provider.make, workload.shape)
         prepared = [make(inputs) for inputs in copies]
-        self._equality = judge.ours() if name == OURS else judge.verdict(prepared[0], PROVIDERS[name].less)
-        self._launches = _counted(prepared[0], device)
-        self._timed = Timed([each.call for each in prepared], device)
+        self._equality = judge.ours() if provider is None else judge.verdict(prepared[0], provider.less)
+        self._launches = _counted(prepared[0], device, workload.is_captured)
+        self._peak_bytes = peak_of(prepared[0].call) if workload.is_training and device == "cuda" else None
+        self._timed = Timed([each.call for each in prepared], device, workload.is_captured)
         self.was_disturbed = False
 
     def time(self) -> float:
@@ -244,8 +259,27 @@ class PreparedOp:
             "ceiling_gb_per_s": round(ceiling, 2),
             "kernels_per_token": inside and inside.kernels,
             "predicted_ms": inside and predicted_ms(size, inside, self._device),
+            "peak_bytes": self._peak_bytes,
             "equality": self._equality,
         }
+
+
+def peak_of(call: Callable[[], Any]) -> int:
+    """The most bytes that a call allocates on the GPU, what it returns among them."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _arithmetic(workload: OpWorkload, where: str, kind: torch.dtype) -> Callable[[float], dict[str, float]]:
+    """What a row tells of an op's arithmetic, by its milliseconds; nothing where only bytes count."""
+    if not (flops := workload.shape.num_flops()):
+        return lambda ms: {}
+    ceiling = matmul_tflops(where, kind)
+    return lambda ms: {"mfu": round(flops / ms / ceiling / 1e9, 4), "ceiling_tflops": round(ceiling, 2)}
 
 
 def _ours(workload: OpWorkload, building: Progress) -> Callable[[tuple], Prepared]:
@@ -270,7 +304,7 @@ def _chosen(workload: OpWorkload, providers: Sequence[str]) -> Sequence[str]:
     return providers or known
 
 
-def _counted(prepared: Prepared, device: str) -> StepLaunches | None:
+def _counted(prepared: Prepared, device: str, in_graph: bool = True) -> StepLaunches | None:
     """What a call launches, on a GPU in a graph, so that none is the host's; None where that cannot be seen."""
     with counting(device) as counter:
         counter.start()
@@ -278,4 +312,4 @@ def _counted(prepared: Prepared, device: str) -> StepLaunches | None:
         found = counter.stop()
     if not all(found):
         return None
-    return found if device == "cpu" else found._replace(launches=0)
+    return found._replace(launches=0) if device == "cuda" and in_graph else found

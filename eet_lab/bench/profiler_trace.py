@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from eet_lab.bench.launches import CALLS, is_work
-from eet_lab.bench.timeline import Kind, Span, covered_us
+from eet_lab.bench.timeline import Kind, Lane, Span, covered_us
 from eet_lab.errors import MonitorError
 from eet_lab.paths import csrc_dir
 
@@ -76,9 +76,10 @@ def _path(full: str) -> str:
     return found[1] if found else full
 
 
-MARK = "eet_lab decode step"
+MARK = "eet_lab step"
 OP = "eet_lab op "
-"""The names, and what they begin with, of the marks around a step and around each op."""
+PHASE = "eet_lab phase "
+"""The names, and what they begin with, of the marks around a step, around each op, and where each phase begins."""
 
 ANNOTATIONS = ("user_annotation", "cpu_op")
 RUNTIME = ("cuda_runtime", "cuda_driver")
@@ -116,7 +117,7 @@ def read_steps(trace: Mapping[str, Any]) -> list[ProfiledStep]:
     marks = [e for e in events if e.name == MARK and e.cat in ANNOTATIONS]
     if not marks:
         raise MonitorError(
-            "The trace of torch's profiler holds no decode step, so there is no timeline. Is another profiler at work "
+            "The trace of torch's profiler holds no step, so there is no timeline. Is another profiler at work "
             "in this process? End it, and try again."
         )
     ends = [*(mark.start for mark in marks[1:]), float("inf")]
@@ -136,13 +137,29 @@ def _step(events: Sequence[Event], mark: Event, until: float, known: set[int]) -
     ]
     kernels = [_device_span(e, mark.start, spans, launched) for e in device]
     spans += kernels
+    step_us = max([mark.end - mark.start, *(span.end_us for span in spans)])
+    starts = [(e.name.removeprefix(PHASE), e.start - mark.start) for e in host if e.name.startswith(PHASE)]
     return ProfiledStep(
-        spans=tuple(spans),
-        step_us=max([mark.end - mark.start, *(span.end_us for span in spans)]),
+        spans=(*spans, *_phases(starts, spans, step_us)),
+        step_us=step_us,
         num_launches=sum(span.kind in ("launch", "call") for span in spans),
         device_busy_us=covered_us(kernels),
         num_unlaunched=sum(kernel.launch is None for kernel in kernels),
     )
+
+
+def _phases(starts: Sequence[tuple[str, float]], spans: Sequence[Span], step_us: float) -> Iterable[Span]:
+    """A phase lasts until the next one begins; on the device, from its first kernel to the end of its last."""
+    ends = [*(start for _, start in starts), step_us][1:]
+    for (name, start), end in zip(starts, ends, strict=True):
+        yield _phase("host", name, start, end)
+        launched = [s for s in spans if s.launch is not None and start <= spans[s.launch].start_us < end]
+        if launched:
+            yield _phase("device", name, min(s.start_us for s in launched), max(s.end_us for s in launched))
+
+
+def _phase(lane: Lane, name: str, start_us: float, end_us: float) -> Span:
+    return Span(lane, "phase", name, name, start_us, end_us - start_us)
 
 
 def _host_spans(events: Iterable[Event], zero: float) -> tuple[list[Span], dict[int, int]]:
@@ -163,7 +180,7 @@ def _host_spans(events: Iterable[Event], zero: float) -> tuple[list[Span], dict[
         if e.cat in ANNOTATIONS and e.name.startswith(OP):
             op, op_until = e.name.removeprefix(OP), e.end
             spans.append(_host_span(e, zero, "op", op, op, op))
-        elif e.cat == "cpu_op" and not call:
+        elif e.cat == "cpu_op" and not call and not _is_wrapper(e.name):
             call, call_until = e.name, e.end
             if not on_gpu and is_work_call(e.name):
                 spans.append(_host_span(e, zero, "call", call_name(call), call, op))
@@ -175,6 +192,11 @@ def _host_spans(events: Iterable[Event], zero: float) -> tuple[list[Span], dict[
             inside = f"{e.name} in {call}" if call else e.name
             spans.append(_host_span(e, zero, kind, _launch_name(e.name, call, op), inside, op))
     return spans, launched
+
+
+def _is_wrapper(name: str) -> bool:
+    """Whether a call of PyTorch is a step of its backward pass, or a function of Python's, around others."""
+    return "::" not in name or name.startswith(("autograd::", "torch::autograd::"))
 
 
 def _host_span(e: Event, zero: float, kind: Kind, name: str, full: str, op: str) -> Span:

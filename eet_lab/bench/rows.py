@@ -65,6 +65,8 @@ class Row:
     kl: float | None = None  # nats, from the next token's distribution in fp32
     nll: float | None = None  # nats, of a held-out text's tokens
     percentiles: dict[str, dict[str, float]] | None = None  # of its requests: ttft_ms, tpot_ms, e2e_ms by p50, p95, p99
+    mfu: float | None = None  # of what is trained: operations a second, as a share of `ceiling_tflops`
+    ceiling_tflops: float | None = None  # what a large product of matrices reached in that process
 
     @property
     def is_op(self) -> bool:
@@ -223,7 +225,8 @@ def _body(rows: Sequence[Row]) -> str:
 
 MODEL_HEAD = ("TTFT ms", "TPOT ms", "predicted ms", "% of ceiling", "total ms", "peak GiB")
 OP_HEAD = ("us", "GB/s", "% of ceiling")
-TRAIN_HEAD = ("tok/s", "ms a step", "peak GiB")
+TRAIN_OP_HEAD = (*OP_HEAD, "MFU %", "peak GiB")
+TRAIN_HEAD = ("tok/s", "ms a step", "MFU %", "peak GiB")
 ACCURACY_HEAD = ("KL from fp32, nats", "NLL, nats")
 THROUGHPUT_HEAD = ("tok/s", "TTFT p50 ms", "TPOT p50 ms", "total ms", "peak GiB")
 STREAM_HEAD = ("total ms", "allocations of the driver", "of torch, a step", "of the bound", "beside weights, GiB")
@@ -231,6 +234,8 @@ STREAM_HEAD = ("total ms", "allocations of the driver", "of torch, a step", "of 
 
 def _columns(row: Row) -> tuple[tuple[str, ...], Callable[[Row], list[str]]]:
     """The heading of its table, and what makes its cells, by what kind of workload it is."""
+    if row.is_op and (row.peak_bytes is not None or row.mfu is not None):
+        return TRAIN_OP_HEAD, lambda row: [*_op_cells(row), percent(row.mfu), _gib(row)]
     if row.is_op:
         return OP_HEAD, _op_cells
     if row.driver_allocations is not None:
@@ -238,7 +243,7 @@ def _columns(row: Row) -> tuple[tuple[str, ...], Callable[[Row], list[str]]]:
     if row.kl is not None:
         return ACCURACY_HEAD, lambda row: [digits(row.kl), digits(row.nll)]
     if row.workload.startswith(TRAIN):
-        return TRAIN_HEAD, lambda row: [digits(row.tok_s), _median(row.total_ms), _gib(row)]
+        return TRAIN_HEAD, _train_cells
     if row.tok_s is not None:
         return THROUGHPUT_HEAD, _throughput_cells
     return MODEL_HEAD, _model_cells
@@ -247,6 +252,10 @@ def _columns(row: Row) -> tuple[tuple[str, ...], Callable[[Row], list[str]]]:
 def _model_cells(row: Row) -> list[str]:
     ttft, tpot, total = map(_median, (row.ttft_ms, row.tpot_ms, row.total_ms))
     return [ttft, tpot, digits(row.predicted_ms), percent(row.share_of_ceiling), total, _gib(row)]
+
+
+def _train_cells(row: Row) -> list[str]:
+    return [digits(row.tok_s), _median(row.total_ms), percent(row.mfu), _gib(row)]
 
 
 def _throughput_cells(row: Row) -> list[str]:

@@ -1,4 +1,5 @@
-"""The timeline of one decode step: its spans on the host and on the device, and files of them. Times are microseconds.
+"""The timeline of one step, of decoding or of training: its spans on the host and on the device, and files of them.
+Times are microseconds.
 
 Beside a result they are whole numbers in columns, and each name once: about 14 bytes a span. A trace opens in Perfetto
 (ui.perfetto.dev) and in chrome://tracing: Chrome trace events, a process a recipe.
@@ -24,14 +25,18 @@ from eet_lab.paths import write_whole
 from eet_lab.words import plain
 
 Lane = Literal["host", "device"]
-Kind = Literal["op", "call", "launch", "wait", "memory", "own kernel", "gemm", "torch kernel", "copy", "other kernel"]
-"""What a span is. On the host: an op of the engine; within it a call of PyTorch (on a CPU) or a launch (on a GPU), a
-wait for the device, or memory asked of the driver. On the device: whose kernel it is; copies hold fills as well."""
+Kind = Literal[
+    "phase", "op", "call", "launch", "wait", "memory", "own kernel", "gemm", "torch kernel", "copy", "other kernel"
+]
+"""What a span is. On both: a phase of a training step. On the host: an op of the engine; within it a call of PyTorch
+(on a CPU) or a launch (on a GPU), a wait for the device, or memory asked of the driver. On the device: whose kernel it
+is; copies hold fills as well.
+"""
 
 MOST_SPANS = 5_000
 """The most spans of a timeline, whether it was just taken or comes from a file."""
 
-HOST: tuple[Kind, ...] = ("op", "call", "launch", "wait", "memory")
+HOST: tuple[Kind, ...] = ("phase", "op", "call", "launch", "wait", "memory")
 DEVICE: tuple[Kind, ...] = ("own kernel", "gemm", "torch kernel", "copy", "other kernel")
 
 
@@ -60,7 +65,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One decode step of `num_rows` rows that reads `num_columns` columns of the KV cache, alone on the device.
+    """One step of `num_rows` rows, alone on the device. One that decodes reads `num_columns` columns of the KV cache,
+    and one that trains so many tokens.
 
     It begins with its first op on the host and ends, after `step_us`, with what finishes last. Watching makes the host
     slower: such a step took `unprofiled_us` without the profiler, and shares are told of that.
@@ -82,6 +88,7 @@ class Timeline:
     device_busy_us: float | None
     num_left_out: int = 0
     remark: str = ""
+    stage: Literal["decode", "train"] = "decode"
 
     @property
     def busy_share(self) -> float | None:
@@ -197,6 +204,7 @@ class Packed:
     start: Column[int]
     dur: Column[Tenths]
     launch: Column[Count]
+    stage: Literal["decode", "train"] = "decode"
 
 
 FACTS = [f.name for f in fields(Timeline) if f.name != "spans"]

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
-from pathlib import Path
-from statistics import median
 from typing import Any
 
-import torch
-from torch.profiler import ProfilerActivity, profile, record_function
-
-from eet_lab.bench.environment import device_name, environment
 from eet_lab.bench.launches import Call, around_each, decode_calls
-from eet_lab.bench.profiler_trace import MARK, OP, ProfiledStep, read_steps
-from eet_lab.bench.timeline import MOST_SPANS, Span, Timeline, Timelines, with_bytes
+from eet_lab.bench.profiler_trace import OP, ProfiledStep
+from eet_lab.bench.timeline import Timeline, Timelines, with_bytes
+from eet_lab.bench.watch import SAMPLES, Watch, median_of, timeline_of
 from eet_lab.bench.workloads import RunInputs
 from eet_lab.engine.engine import Engine
-from eet_lab.errors import Cancelled, MonitorError, first_line
+from eet_lab.errors import Cancelled
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device
 from eet_lab.parts import Parts
@@ -30,10 +21,6 @@ from eet_lab.parts.launch import Decode
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
 from eet_lab.texts import Prompts, RecipeLike, as_recipe
-from eet_lab.words import counted
-
-SAMPLES = 3
-"""Steps without the profiler, and with it: the one of median length is shown."""
 
 NEW_TOKENS = 2 * SAMPLES + 4
 """The first of them come while libraries and graphs warm up."""
@@ -90,35 +77,20 @@ def step_timeline(
                 raise Cancelled("The timeline was stopped.")
     step, num_columns = probe.median_step()
     with_sizes = with_bytes(step.spans, _calls(model, chosen, len(job.rows), num_columns))
-    spans, num_left_out = earliest(with_sizes, MOST_SPANS)
-    return Timeline(
-        recipe=str(chosen),
-        device_kind="cuda" if model.device == "cuda" else "cpu",
-        source=f"torch.profiler, {device_name('cuda') if model.device == 'cuda' else 'CPU'}",
-        origin=environment(model).origin,
-        num_rows=len(job.rows),
-        num_columns=num_columns,
-        spans=spans,
-        step_us=step.step_us,
-        unprofiled_us=median(probe.plain_us),
-        num_launches=step.num_launches,
-        device_busy_us=step.device_busy_us if model.device == "cuda" else None,
-        num_left_out=num_left_out,
-        remark=_remark(step, model.device, num_left_out),
+    return timeline_of(
+        model, chosen, replace(step, spans=with_sizes), probe.plain_us, num_rows=len(job.rows), num_columns=num_columns
     )
 
 
-class Probe:
+class Probe(Watch):
     """Sets the last steps of a generation apart, times some of them and has the profiler watch the others.
 
     It stands between an engine and its launch part, so that every step comes by.
     """
 
     def __init__(self, device: str) -> None:
-        self.armed, self.plain_us = False, list[float]()
-        self._device, self._num_columns = device, list[int]()
-        self._profile: profile | None = None
-        self._trace: dict[str, Any] = {}
+        super().__init__(device)
+        self.armed, self._num_columns = False, list[int]()
 
     def within(self, parts: Parts) -> Parts:
         """The parts with steps and ops that come by here."""
@@ -132,71 +104,22 @@ class Probe:
 
     def median_step(self) -> tuple[ProfiledStep, int]:
         """The watched step of median length, and how many columns it read."""
-        steps = zip(read_steps(self._trace), self._num_columns, strict=False)
-        found = sorted(steps, key=lambda pair: pair[0].step_us)
-        return found[(len(found) - 1) // 2]
-
-    def close(self) -> None:
-        """End the profiler where a run broke off."""
-        watching, self._profile = self._profile, None
-        if watching is not None:
-            watching.stop()
+        steps = zip(self.steps(), self._num_columns, strict=False)
+        return median_of(steps, key=lambda pair: pair[0].step_us)
 
     def _step(self, run: Callable[[], None], num_columns: int, num_to_come: int) -> None:
         if not self.armed or num_to_come >= 2 * SAMPLES:
             run()
         elif num_to_come >= SAMPLES:
-            self._wait()
-            start = time.perf_counter()
-            run()
-            self._wait()
-            self.plain_us.append((time.perf_counter() - start) * 1e6)
+            self.time(run)
         else:
-            self._watch(run)
+            self.watch(run)
             self._num_columns.append(num_columns)
             if not num_to_come:
-                self._finish()
-
-    def _watch(self, run: Callable[[], None]) -> None:
-        if self._profile is None:
-            self._profile = _started(self._device)
-        self._wait()
-        with record_function(MARK):
-            run()
-        self._wait()
-
-    def _finish(self) -> None:
-        watching = self._profile
-        self.close()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
-            watching.export_chrome_trace(str(path))  # type: ignore[union-attr]
-            self._trace = json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)
+                self.finish()
 
     def _around_op(self, name: str) -> AbstractContextManager:
-        """A mark costs microseconds, so there is none while nobody watches."""
-        return NOTHING if self._profile is None else record_function(OP + name)
-
-    def _wait(self) -> None:
-        if self._device == "cuda":
-            torch.cuda.synchronize()
-
-
-NOTHING = nullcontext()
-TAKEN = "torch's profiler cannot watch the step: {}. End the other profile, and take the timeline again."
-
-
-def _started(device: str) -> profile:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else its library writes lines into the notebook
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
-    if torch.autograd._profiler_enabled():  # some versions would end the other one without a word
-        raise MonitorError(TAKEN.format("a profile is under way in this thread"))
-    watching = profile(activities=activities)
-    try:
-        watching.start()
-    except RuntimeError as error:
-        raise MonitorError(TAKEN.format(first_line(error))) from error
-    return watching
+        return self.marked(OP + name)
 
 
 def _calls(model: Model, recipe: Recipe, num_rows: int, num_columns: int) -> tuple[Call, ...]:
@@ -204,25 +127,3 @@ def _calls(model: Model, recipe: Recipe, num_rows: int, num_columns: int) -> tup
     if not all(type(technique).__module__.startswith("eet_lab.") for technique in recipe):
         return ()
     return decode_calls(model.config, recipe.parts, num_rows, num_columns, model.decoder.dtype)
-
-
-def earliest(spans: Sequence[Span], most: int) -> tuple[tuple[Span, ...], int]:
-    """The `most` spans that begin first, and how many are left out."""
-    kept = sorted(sorted(range(len(spans)), key=lambda place: spans[place].start_us)[:most])
-    places = {old: new for new, old in enumerate(kept)}
-    found = []
-    for span in (spans[old] for old in kept):
-        found.append(span if span.launch is None else replace(span, launch=places.get(span.launch)))
-    return tuple(found), len(spans) - len(kept)
-
-
-def _remark(step: ProfiledStep, device: str, num_left_out: int) -> str:
-    """What could not be seen."""
-    has_kernels = any(span.lane == "device" for span in step.spans)
-    remarks = {
-        "On a CPU a call of PyTorch computes before it returns: there is a host and no device.": device == "cpu",
-        "The driver gave the profiler no kernels, so only the host is seen.": device == "cuda" and not has_kernels,
-        f"The launches of {counted(step.num_unlaunched, 'kernel')} were not seen.": step.num_unlaunched > 0,
-        f"{counted(num_left_out, 'span')} at the end of the step are left out.": num_left_out > 0,
-    }
-    return " ".join(text for text, applies in remarks.items() if applies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from eet_lab.bench.paired import LEAST_EFFECT, LEAST_PAIRS, Change
+from eet_lab.devices import once_per_device
 from eet_lab.errors import Cancelled, PromptError, first_line
 from eet_lab.progress import Cancel, Progress
 
@@ -100,16 +102,22 @@ def took_ms(work: Callable[[], Any], device: str) -> float:
     return event_ms(work) if device == "cuda" else on_host(work).seconds * 1e3
 
 
+@once_per_device
+def capture_stream(device: str) -> torch.cuda.Stream:
+    """The stream on which calls are captured: a backward pass can be only where its forward pass ran on that one."""
+    return torch.cuda.Stream()
+
+
 def captured(calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
     """The calls as one graph; what they return lives as long as it."""
-    side = torch.cuda.Stream()
+    side = capture_stream("cuda")
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # libraries make their workspaces at the first call, which can't be captured
         for call in calls[:2]:
             call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side):
         # Kept until the capture ends: each call then writes to memory of its own, as its inputs are its own.
         kept = [call() for call in calls]
     del kept
@@ -119,12 +127,14 @@ def captured(calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
 class Timed:
     """Calls that do the same, each on a copy of the inputs; `ms` is one region's mean.
 
-    Their inputs come from memory only if all copies together are larger than the caches.
+    Their inputs come from memory only if all copies together are larger than the caches. On a GPU they are one graph
+    where they can be captured, and are launched by the host one by one otherwise.
     """
 
-    def __init__(self, calls: Sequence[Callable[[], Any]], device: str) -> None:
+    def __init__(self, calls: Sequence[Callable[[], Any]], device: str, can_be_captured: bool = True) -> None:
         self._num, self._device, self._rounds = len(calls), device, 1
-        self._calls = [captured(calls).replay] if device == "cuda" else calls
+        self._kept = calls  # a graph holds neither the inputs that it reads nor the code that it launches
+        self._calls = [captured(calls).replay] if device == "cuda" and can_be_captured else calls
         self.ms()
         self._rounds = max(1, round(REGION_MS / (self.ms() * self._num)))
 
@@ -222,6 +232,12 @@ def split(reasons: Mapping[str, str | None]) -> tuple[list[str], list[str]]:
     """The names that nothing speaks against, and a remark for each of the others."""
     remarks = [f"{name} is left out: {why}" for name, why in reasons.items() if why]
     return [name for name, why in reasons.items() if not why], remarks
+
+
+def forget_compiled() -> None:
+    """Have PyTorch forget what it compiled before: of one function it compiles a few variants, and then no more."""
+    if "torch._dynamo" in sys.modules:  # else it has compiled nothing
+        torch._dynamo.reset()
 
 
 class LeftOut(Exception):

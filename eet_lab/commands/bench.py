@@ -36,6 +36,7 @@ A workload is model/b<rows>/p<prompt tokens>/n<new tokens>; a range of prompt to
   eet-lab bench accuracy:demo/b16/p64/n64 --provider eet_lab --provider hf-sdpa
   eet-lab bench op:decode_attention/b1/kv1024/h25/d64                one op beside PyTorch's and FlashInfer's
   eet-lab bench op:choose/b8/v50257/temp0.8/k50                      sampling from the logits of 8 rows
+  eet-lab bench op:linear_cross_entropy/t8192/c768/v50257            a loss with its gradients, beside Liger's
   eet-lab bench op:norm_linear                                       all sizes that its case lists
 
 Providers: eet_lab, hf-eager, hf-sdpa; on a GPU also hf-static-compile, hf-max-autotune, torch-cuda-graphs (plain
@@ -54,12 +55,15 @@ far the distributions of the next token are from fp32 (Kullback-Leibler divergen
 
 train:model/b<rows>[/s<tokens of each>][/d<dropout>] are steps of training on one batch, with nothing clipped; without
 tokens the rows are as long as the model's context. An encoder-decoder's sources and answers both have that length.
-Providers: eet_lab, hf-eager, hf-sdpa (with PyTorch's fused AdamW), hf-compile, and hf-max-autotune on a GPU; in 16 bits
-theirs are fp32 weights under autocast.
+Providers: eet_lab, hf-eager, hf-sdpa (with PyTorch's fused AdamW), hf-compile, and on a GPU hf-reduce-overhead,
+hf-max-autotune and hf-liger, where Liger has kernels for the model; in 16 bits theirs are fp32 weights under autocast.
+MFU is what a step must compute, as a share of what a large product of matrices reaches here.
 
 An op is timed in a CUDA graph, on copies of its inputs that no cache holds, with every provider of it unless --provider
 names some: for attention torch-sdpa-flash, torch-sdpa-cudnn, torch-sdpa-efficient, torch-varlen and flashinfer, for the
-others PyTorch's own functions.
+others PyTorch's own functions. Of training there are op:norm_backward, op:attention_backward, op:cross_entropy and
+op:linear_cross_entropy (loss and gradients), and op:adamw, beside torch-eager, torch-compile, torch-fused,
+torch-linear-cross-entropy, torch-cudnn-attention and liger; ours are the pieces of the recipe "all".
 """
 
 

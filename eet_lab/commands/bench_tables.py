@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from eet_lab.bench.cost import call_us, launch_cost
 from eet_lab.bench.measured import Spread
-from eet_lab.bench.rows import Row, digits
+from eet_lab.bench.rows import Row, digits, percent
 from eet_lab.bench.tables import spread
 from eet_lab.labels import less_than_all
 from eet_lab.words import MiB, aligned, brief, plain
 
+NOTHING = digits(None)
 WHOLE, GROUPED = "{:.0f}".format, "{:,.0f}".format
 
 
@@ -50,10 +51,17 @@ def encode_table(rows: Sequence[Row]) -> str:
 
 def train_table(rows: Sequence[Row]) -> str:
     """Rows of one workload of training."""
-    cells = [["", "tok/s", "ms a step", "peak MiB", "same gradient"]]
+    if not rows:
+        return ""
+    cells = [["", "tok/s", "ms a step", "MFU %", "peak MiB", "same gradient"]]
     for row in rows:
-        cells.append([_name(row), digits(row.tok_s, GROUPED), _spread(row.total_ms), _peak(row), row.equality])
-    return "\n".join(_titled(rows[0], cells)) if rows else ""
+        figures = digits(row.tok_s, GROUPED), _spread(row.total_ms), percent(row.mfu), _peak(row)
+        cells.append([_name(row), *figures, row.equality])
+    legend = (
+        f"MFU is what a step must compute, as a share of {digits(rows[0].ceiling_tflops)} TFLOP/s, what a large "
+        "product of matrices reaches here."
+    )
+    return "\n".join([*_titled(rows[0], cells), "", legend])
 
 
 def accuracy_table(rows: Sequence[Row]) -> str:
@@ -75,10 +83,12 @@ def op_tables(rows: Sequence[Row]) -> str:
 
 
 def _op_table(rows: Sequence[Row]) -> list[str]:
-    cells = [["", "us", "floor us", "predicted us", "GB/s", "% of ceiling", "kernels", "same output"]]
-    for row in rows:
+    more = {"MFU %": [percent(row.mfu) for row in rows], "peak MiB": [_peak(row) for row in rows]}
+    told = {name: column for name, column in more.items() if any(cell != NOTHING for cell in column)}
+    cells = [["", "us", "floor us", "predicted us", "GB/s", "% of ceiling", "kernels", *told, "same output"]]
+    for row, *others in zip(rows, *told.values(), strict=True):
         kernels = digits(row.kernels_per_token, WHOLE)
-        cells.append([row.provider, _spread(row.total_ms, 1e3), *_bound(row, 1e3), kernels, row.equality])
+        cells.append([row.provider, _spread(row.total_ms, 1e3), *_bound(row, 1e3), kernels, *others, row.equality])
     return _titled(rows[0], cells)
 
 

@@ -21,7 +21,6 @@ from eet_lab.engine.base import BaseEngine, check_model, check_parts
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.meta_trace import META, TELLING, NoArithmetic, are_alike
 from eet_lab.engine.settings import checked_texts
-from eet_lab.engine.staging import Staging, sent
 from eet_lab.engine.tasks import TextTask
 from eet_lab.errors import PromptError, RecipeError
 from eet_lab.memory import Lifetime
@@ -33,12 +32,13 @@ from eet_lab.ops.fits import FEW
 from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.parts import Ops, Parts, unread
 from eet_lab.parts.passes import Batching, Group, Image, Pass, Readable, Text
+from eet_lab.parts.staging import Staging, sent
 from eet_lab.parts.trace import Trace, TracedPass, bounding
 from eet_lab.progress import Cancel, Progress
 from eet_lab.words import told
 
 REMEDY = f"Use a smaller batch_tokens, fewer texts at a time (batch_size), a smaller model, or half precision. {OTHERS}"
-UNREAD = ("weights", "launch", "layers", "train_ops", "loss", "optimizer")
+UNREAD = ("weights", "launch", "layers", "cross_kv", "train_ops", "loss", "optimizer", "step_launch")
 """Slots that an encoder does not read: parts that change them alone would be on and do nothing."""
 AHEAD = 64
 """Groups of texts whose passes are planned together, before the first of them is run."""
@@ -51,6 +51,9 @@ SIZES: tuple[Callable[[Group], int], ...] = (
     lambda group: group.num_asked,
 )
 """What the buffers of a pass grow with."""
+
+
+PIXELS = ", but they must be finite floating-point numbers, as the checkpoint's own image processor makes them."
 
 
 @dataclass(frozen=True)
@@ -260,6 +263,7 @@ def readable(texts: Sequence[Readable], config: EncoderConfig, truncate: bool) -
     if isinstance(config, VisionConfig):
         for number, image in enumerate(texts, 1):
             _check_image(number, image, config)
+        _check_finite([image.pixels for image in texts if isinstance(image, Image)])
         return texts
     if images := [number for number, text in enumerate(texts, 1) if isinstance(text, Image)]:
         raise PromptError(f"Text {images[0]} is an image, but this encoder ({config.family}) reads texts.")
@@ -274,13 +278,19 @@ def _check_image(number: int, image: Readable, config: VisionConfig) -> None:
             f"Image {number} has the shape {list(image.pixels.shape)}, but this encoder reads {list(config.pixels)} "
             "(channels, height, width). Make pixels of it by the checkpoint's own image processor."
         )
-    if not image.pixels.is_floating_point() or not bool(image.pixels.isfinite().all()):
-        raise PromptError(
-            f"Image {number} has pixels that are {image.pixels.dtype} or not finite, but they must be floating-point "
-            "numbers, as the checkpoint's own image processor makes them."
-        )
+    if not image.pixels.is_floating_point():
+        raise PromptError(f"Image {number} has pixels that are {image.pixels.dtype}{PIXELS}")
     if outside := [place for place in image.asked if not 0 <= place < config.context]:
         raise PromptError(f"Image {number} has {config.context} tokens, and none at place {told(outside[0])}.")
+
+
+def _check_finite(pixels: Sequence[Tensor]) -> None:
+    """Asked of all images at once: those that are on a GPU would each be waited for."""
+    if len(devices := {each.device: None for each in pixels}) > 1:
+        raise PromptError(f"The images are on {' and '.join(map(str, devices))}. Put all of them on one device.")
+    if pixels and not bool(torch.stack([*pixels]).isfinite().all()):
+        number = next(number for number, each in enumerate(pixels, 1) if not bool(each.isfinite().all()))
+        raise PromptError(f"Image {number} has pixels that are not finite{PIXELS}")
 
 
 def _readable_texts(texts: Sequence[Text], config: EncoderConfig, truncate: bool) -> list[Text]:

@@ -29,7 +29,6 @@ from eet_lab.engine.settings import (
     one_each,
 )
 from eet_lab.engine.slots import COLUMNS, NewToken, Slots
-from eet_lab.engine.staging import Staging
 from eet_lab.engine.tasks import Task, next_tokens
 from eet_lab.engine.token_buffer import RequestSettings
 from eet_lab.errors import Cancelled, EngineBusy, PromptError, RecipeError, ScheduleError
@@ -39,6 +38,7 @@ from eet_lab.ops import native
 from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import Batch
 from eet_lab.parts import Parts
+from eet_lab.parts.staging import Staging
 from eet_lab.progress import Cancel
 from eet_lab.scheduling import Request, Schedule
 from eet_lab.scheduling.whole import MOST, check_whole
@@ -142,8 +142,9 @@ class Engine(BaseEngine[Decoder]):
     def step(self) -> list[NewToken]:
         """One pass for all requests in flight; returns the tokens that have come to the host meanwhile.
 
-        A GPU is up to 8 passes ahead of the host. Without anything to read, it waits for what is on its way; without
-        requests it returns []. Errors: OutOfMemory, after which no request is in flight, and each has what it got.
+        A GPU is some passes ahead of the host: 2 where requests join. Without anything to read, it waits for what is on
+        its way; without requests it returns []. Errors: OutOfMemory, after which no request is in flight, and each has
+        what it got.
         """
         if self._slots is None:
             return []

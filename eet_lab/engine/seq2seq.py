@@ -28,7 +28,6 @@ from eet_lab.engine.settings import (
     one_each,
 )
 from eet_lab.engine.slots import Slots
-from eet_lab.engine.staging import Staging, sent
 from eet_lab.engine.tasks import Task, next_tokens
 from eet_lab.engine.token_buffer import RequestSettings
 from eet_lab.errors import PromptError, RecipeError
@@ -40,10 +39,11 @@ from eet_lab.ops.types import Batch, Linear, Sampling, Source
 from eet_lab.parts import Ops, Parts, unread
 from eet_lab.parts.batches import left_padded
 from eet_lab.parts.passes import Batching, Group, Text
+from eet_lab.parts.staging import Staging, sent
 from eet_lab.parts.trace import Trace, TracedPass, bounding
 from eet_lab.progress import Cancel
 
-UNREAD = ("weights", "layers", "train_ops", "loss", "optimizer")
+UNREAD = ("weights", "layers", "cross_kv", "train_ops", "loss", "optimizer", "step_launch")
 """Slots that this engine does not read: parts that change them would be on and do nothing."""
 REMEDY = f"Use fewer or shorter sources at a time, fewer new tokens, a smaller model, or half precision. {OTHERS}"
 ALONE = "An encoder-decoder answers batches that begin together, with `generate`. Use a decoder for this."

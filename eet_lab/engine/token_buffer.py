@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.staging import Staging, padded
 from eet_lab.ops.noise import noise_key
 from eet_lab.ops.types import Choice, Sampling, TokenBuffer
 from eet_lab.parts.batches import LOGGED
+from eet_lab.parts.staging import Staging, padded
 from eet_lab.scheduling import Row
 
 NO_REQUEST = -1

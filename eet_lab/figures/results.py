@@ -4,39 +4,46 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from operator import or_
 
 import plotly.graph_objects as go
 
 from eet_lab.bench import Comparison, Ladder, Measurement, Run
+from eet_lab.bench.fusion import FusionMap
 from eet_lab.bench.measured import MEMORY_PARTS, tokens_by_step
+from eet_lab.bench.timeline import Timelines
 from eet_lab.errors import ResultError, did_you_mean
 from eet_lab.figures import theme
+from eet_lab.figures.fusion import fusion
 from eet_lab.figures.ladder import left_out, titles, waterfall
 from eet_lab.figures.theme import DIGITS, rounded
+from eet_lab.figures.timeline import timeline_figure
 from eet_lab.labels import short_form
 from eet_lab.words import MiB, brief, counted, mib, ms_words, signed_mib
 
 MEMORY_COLORS = ("#94a3b8", theme.SELECTION, "#93b8f8", "#d97706", "#a855f7")
+TIMELINE_PX = 420
 LONGEST = 48
 """Characters of a recipe's name in a legend."""
 
 
-def plot(
-    result: Run | Comparison | Ladder, kind: str | None = None, log: bool | None = None
-) -> go.Figure | dict[str, go.Figure]:
+Result = Run | Comparison | Ladder | FusionMap | Timelines
+
+
+def plot(result: Result, kind: str | None = None, log: bool | None = None) -> go.Figure | dict[str, go.Figure]:
     """A figure of a result: the first of its kinds unless one is named; "all" for every one by name.
 
     Comparison: "latency", "tokens", "memory", "parity". Ladder: "waterfall", "left_out", "latency", "memory",
-    "parity". Run: "latency", "tokens", "memory".
+    "parity". Run: "latency", "tokens", "memory". FusionMap: "fusion". Timelines: "timeline".
     `log` sets the axis of those in SCALED; None: logarithmic where a linear one would hide something.
     ResultError for other kinds.
     """
-    if not isinstance(result, Run | Comparison | Ladder):
+    if not isinstance(result, Result):
         raise ResultError(
-            f"plot draws a Run, a Comparison or a Ladder, as compare, ladder and load_result return them, not "
-            f"{type(result).__name__}."
+            f"plot draws a Run, a Comparison or a Ladder, as compare, ladder and load_result return them, a FusionMap "
+            f"and Timelines, not {type(result).__name__}."
         )
     makers = kinds(result)
     if kind == "all":
@@ -57,13 +64,17 @@ SCALED = ("waterfall", "left_out", "latency", "tokens")
 """Kinds whose axis can be linear or logarithmic."""
 
 
-def _drawn(result: Run | Comparison | Ladder, kind: str, log: bool | None) -> go.Figure:
+def _drawn(result: Result, kind: str, log: bool | None) -> go.Figure:
     make = kinds(result)[kind]
     return make(result, log=log) if kind in SCALED else make(result)
 
 
-def kinds(result: Run | Comparison | Ladder) -> dict[str, Callable[..., go.Figure]]:
+def kinds(result: Result) -> dict[str, Callable[..., go.Figure]]:
     """The figures that a result has, by name; none of what was stopped before its first step or rung."""
+    if isinstance(result, FusionMap):
+        return {"fusion": fusion}
+    if isinstance(result, Timelines):
+        return {"timeline": partial(timeline_figure, height=TIMELINE_PX)}
     if isinstance(result, Run):
         drawn = {"latency": latency, "tokens": tokens_over_time, "memory": memory}
         return drawn if any(result.measurement.step_ms) else {}

@@ -1,4 +1,4 @@
-"""A decode step as a timeline: what the host hands over, and what the device does, the baseline above the selection."""
+"""A step as a timeline: what the host hands over, and what the device does, the baseline above the selection."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from html import escape
 
 import plotly.graph_objects as go
 
-from eet_lab.bench.timeline import Span, Timeline, Timelines
+from eet_lab.bench.timeline import DEVICE, Span, Timeline, Timelines
 from eet_lab.figures import theme
 from eet_lab.labels import short_form
 from eet_lab.words import counted, ms_words, sized
 
+PHASES = {
+    "forward": "rgba(59, 130, 246, 0.16)",
+    "backward": "rgba(217, 119, 6, 0.16)",
+    "update": "rgba(14, 159, 110, 0.22)",
+}
+"""Shades of a training step's phases."""
 KINDS = {
+    "phase": ("phase of the step", theme.GRID),
     "op": ("op of the engine", "rgba(125, 133, 144, 0.35)"),
     "call": ("call of PyTorch", theme.SERIES[1]),
     "launch": ("launch", theme.SERIES[1]),
@@ -27,8 +34,8 @@ KINDS = {
 }
 """Kinds of spans, in the order of the legend: what each is called there, and its colour."""
 LANES = {"host": 2.6, "device": 1.6, "busy": 0.4}
-OP_WIDTH, WIDTH = 0.86, 0.56
-"""Heights of a bar in its lane: what runs within an op is drawn on it."""
+WIDTHS, WIDTH = {"phase": 1.0, "op": 0.86}, 0.56
+"""Heights of a bar in its lane: what runs within an op or a phase is drawn on it."""
 BUSY_HEIGHT, BUSY_BINS = 0.8, 120
 
 TOP, BOTTOM = 24, 62
@@ -83,7 +90,10 @@ def short_caption(timelines: Timelines) -> str:
     """What the steps are, and how much slower the profiler made them."""
     of = timelines.selection
     rows = counted(of.num_rows, "row")
-    said = f"One decode step: {rows}, {of.num_columns:,} columns of KV cache; by {of.source}."
+    if of.stage == "train":
+        said = f"One training step: {rows}, {of.num_columns:,} tokens; by {of.source}."
+    else:
+        said = f"One decode step: {rows}, {of.num_columns:,} columns of KV cache; by {of.source}."
     if any(each.step_us > SLOWED * each.unprofiled_us for each in timelines):
         said += f" While watched: {' and '.join(ms_words(each.step_us / 1e3) for each in timelines)}."
     return said
@@ -121,7 +131,7 @@ def busy_shares(timeline: Timeline, bins: int) -> list[float]:
     width = timeline.step_us / bins
     covered = [0.0] * bins
     until = 0.0
-    for span in sorted((s for s in timeline.spans if s.lane == "device"), key=lambda s: s.start_us):
+    for span in sorted((s for s in timeline.spans if s.kind in DEVICE), key=lambda s: s.start_us):
         start, until = max(span.start_us, until), max(span.end_us, until)
         place = int(start / width) if width else bins
         while start < until and place < bins:
@@ -142,10 +152,11 @@ def _alike(spans: Iterable[Span]) -> list[list[Span]]:
 def _bars(spans: list[Span]) -> go.Bar:
     one = spans[0]
     name, color = KINDS[one.kind]
+    color = PHASES.get(one.name, color) if one.kind == "phase" else color
     took = _tenths(span.dur_us for span in spans)
     return go.Bar(
         x=took, base=_tenths(span.start_us for span in spans), y=[LANES[one.lane]] * len(spans), orientation="h",
-        width=OP_WIDTH if one.kind == "op" else WIDTH, marker={"color": color, "line": {"width": 0}}, name=name,
+        width=WIDTHS.get(one.kind, WIDTH), marker={"color": color, "line": {"width": 0}}, name=name,
         customdata=took,  # a bar's own x is where it ends
         hovertemplate=f"<b>{_text(one.name)}</b>, %{{customdata:,}} µs, from %{{base:,}} µs<br>{_details(one)}"
         "<extra></extra>",

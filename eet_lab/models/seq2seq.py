@@ -6,7 +6,7 @@ T tokens, S tokens of sources, B rows, C channels, V vocabulary, P positions, H 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eet_lab.models.config import Seq2SeqConfig
 from eet_lab.models.decoder import num_bytes, tensors
-from eet_lab.ops.types import KV, Attend, Batch, Extras, Layer, Linear, Norm, Spec
+from eet_lab.ops.types import KV, Attend, Batch, Cross, Extras, Layer, Linear, Norm, Spec
 
 if TYPE_CHECKING:
     from eet_lab.parts import Ops
@@ -64,14 +64,41 @@ class Seq2Seq(NamedTuple):
         return norm if norm is None or scale == 1 else norm._replace(weight=norm.weight * scale)
 
 
-def encode(model: Seq2Seq, ops: Ops, attend: Attend, batch: Batch) -> Iterator[KV]:
-    """Read sources: the keys and values [S,G,D] that each layer of the decoder will look at, one after the other."""
-    x = _run(model, model.encoder, model.config.encoder_spec, ops, attend, batch)
-    for layer in model.decoder.layers:
-        assert layer.cross is not None
-        kv = ops.norm_linear(x, model.encoder.norm, layer.cross.kv)
+class CrossKV(Protocol):
+    """How the keys and values of the decoder's layers are made of what the encoder has read."""
+
+    def __call__(self, model: Seq2Seq, ops: Ops, x: Tensor, /) -> Iterator[KV]:
+        """The encoder's hidden states [S,C], before its last norm -> keys and values [S,G,D], layer by layer."""
+
+
+def layer_by_layer(model: Seq2Seq, ops: Ops, x: Tensor) -> Iterator[KV]:
+    """A product for each layer."""
+    for cross in _crosses(model):
+        kv = ops.norm_linear(x, model.encoder.norm, cross.kv)
         keys, values = kv.unflatten(-1, (-1, model.config.head_dim)).chunk(2, 1)
         yield keys, values
+
+
+def all_layers_at_once(model: Seq2Seq, ops: Ops, x: Tensor) -> Iterator[KV]:
+    """One product for all layers, whose keys and values are views of it.
+
+    Source: LightSeq2 (Wang et al., SC 2022), "layer-batched cross attention".
+    """
+    linears = [cross.kv for cross in _crosses(model)]
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    whole = Linear(torch.cat([linear.weight for linear in linears]), torch.cat(biases) if biases else None)
+    kv = ops.norm_linear(x, model.encoder.norm, whole)
+    parts = kv.unflatten(-1, (2 * len(linears), -1, model.config.head_dim)).unbind(1)
+    yield from zip(parts[::2], parts[1::2], strict=True)
+
+
+def _crosses(model: Seq2Seq) -> list[Cross]:
+    return [layer.cross for layer in model.decoder.layers if layer.cross is not None]
+
+
+def encode(model: Seq2Seq, ops: Ops, attend: Attend, batch: Batch, cross_kv: CrossKV = layer_by_layer) -> Iterator[KV]:
+    """Read sources: the keys and values [S,G,D] that each layer of the decoder will look at, one after the other."""
+    return cross_kv(model, ops, _run(model, model.encoder, model.config.encoder_spec, ops, attend, batch))
 
 
 def forward(model: Seq2Seq, ops: Ops, attend: Attend, batch: Batch) -> Tensor:

@@ -1,23 +1,21 @@
 """Attention in plain PyTorch: heads, the KV cache, and what a query may see.
 
-Without a cache (None) the tokens of a pass see each other. T tokens, B rows, R of them at a time, Q queries a row, K
-columns of the KV cache or of the pass, H heads, G KV heads, D head dim, P pages.
+Without a cache (None) the tokens of a pass see each other, as `rows` says. T tokens, B rows, Q queries a row, K columns
+of the KV cache or of the pass, H heads, G KV heads, D head dim, P pages.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, scaled_dot_product_attention
 
 from eet_lab.errors import KernelError
 from eet_lab.ops.noise import Dropout
 from eet_lab.ops.norms import norm
+from eet_lab.ops.rows import attend, attend_rows, biased, relative_bias
 from eet_lab.ops.types import KV, NO_EXTRAS, Batch, Empty, Extras, Spec, fresh, held
 
 
@@ -82,26 +80,6 @@ def gathered(pages: Tensor, blocks: Tensor, name: str, empty: Empty) -> Tensor:
     chosen = (blocks[:, None] * G + head[:, None]).flatten()
     out = empty(name, (len(chosen), page, D), pages)
     return torch.index_select(pages.flatten(0, 1), 0, chosen, out=out).view(B, G, num_blocks * page, D)
-
-
-def relative_bias(table: Tensor, spec: Spec, query: Tensor, key: Tensor) -> Tensor:
-    """What the distance from a query's column [...,Q] to a key's [...,K] adds to scores: table [buckets,H] ->
-    [...,H,Q,K].
-
-    Half of the buckets are for one distance each, and the others for ever more of them. Where attention is not causal,
-    keys behind the query have buckets of their own. Source: T5 (Raffel et al., 2020), as transformers computes it.
-    """
-    away, num = key[..., None, :] - query[..., :, None], len(table)
-    first = torch.zeros_like(away)
-    if spec.causal:
-        away = -away.clamp(max=0)
-    else:
-        num //= 2
-        first, away = (away > 0).long() * num, away.abs()
-    exact = num // 2
-    share = torch.log(away.float() / exact) / math.log(spec.max_distance / exact)
-    far = (exact + (share * (num - exact)).long()).clamp(max=num - 1)
-    return embedding(first + torch.where(away < exact, away, far), table).movedim(-1, -3)
 
 
 def dense_mask(batch: Batch, spec: Spec, like: Tensor, bias: Tensor | None = None, *, empty: Empty) -> Tensor:
@@ -183,15 +161,17 @@ def attention(
     *,
     empty: Empty,
     drop: Dropout | None = None,
+    attend_rows: Callable = attend_rows,
 ) -> Tensor:
     """Attention without a mask: a query sees columns begin .. its own, or the last of them. [T,(H+2G)D] -> [T,HD];
-    a pad's own is 0.
+    a pad's own is 0. Without a cache `attend_rows` does it.
 
     Plain PyTorch has no call for rows that see different columns, so these get a call each. In a step that is captured
     the host knows no row's columns: keys are gathered by what the device knows.
     """
     if kv is None:
-        return _attention_within(qkv, batch, spec, extras, empty, drop)
+        q, k, v = heads(qkv, batch, spec, extras, empty=empty)
+        return attend_rows(q, k, v, batch, batch, spec, extras, empty=empty, drop=drop)
     q, keys, values = append(qkv, kv, batch, spec, extras, empty=empty)
     if batch.spans is None or batch.keys.spans is None:
         return _attention_of_captured(q, keys, values, batch, spec, extras, empty)
@@ -207,7 +187,7 @@ def attention(
         bound = _bound(batch.columns[now].view(-1, 1, count, 1), begin, end, spec)
         if extras.bias is not None:
             newest = torch.arange(end - count, end, device=q.device)  # the queries of these rows
-            bound = _biased(bound, extras.bias, spec, newest, torch.arange(begin, end, device=q.device))
+            bound = biased(bound, extras.bias, spec, newest, torch.arange(begin, end, device=q.device))
         k, v = (part[rows, :, begin:end] for part in (keys, values))
         out[now] = attend(q[now].view(-1, count, H, D), k, v, bound, spec)
     return out.flatten(1)
@@ -249,14 +229,6 @@ def _bound(query: Tensor, begin: int, end: int, spec: Spec) -> Tensor | None:
     return (column <= newest) & (column > query - spec.window)
 
 
-def _biased(bound: Tensor | None, table: Tensor, spec: Spec, query: Tensor, key: Tensor) -> Tensor:
-    """What is added to the scores of queries in columns [Q] and keys in columns [K]: [H,Q,K], hidden ones too."""
-    bias = relative_bias(table, spec, query, key)
-    if bound is None and spec.causal and len(query) > 1:
-        bound = key <= query[:, None]
-    return bias if bound is None else bias.masked_fill(~bound, -torch.inf)
-
-
 def _attention_of_captured(
     q: Tensor, keys: Tensor, values: Tensor, batch: Batch, spec: Spec, extras: Extras, empty: Empty
 ) -> Tensor:
@@ -284,92 +256,3 @@ def _attention_of_captured(
         bound = bound & (column > own - spec.window)
     mixed = attend(q[:, None], keys, values, bound[:, None, None], spec)
     return out.copy_(mixed).flatten(1)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, bound: Tensor | None, spec: Spec) -> Tensor:
-    """q [R,Q,H,D], k and v [R,G,K,D] -> [RQ,H,D]; the queries are the newest Q columns, or see what `bound` allows, or
-    get it added to their scores.
-    """
-    causal = bound is None and spec.causal and q.shape[1] > 1
-    if causal and q.shape[1] < k.shape[2]:  # PyTorch's causal mask ends at the corner of a square
-        ago = torch.arange(q.shape[1], device=q.device)[:, None] + (k.shape[2] - q.shape[1])
-        bound, causal = torch.arange(k.shape[2], device=q.device) <= ago, False
-    grouped: dict[str, Any] = {"enable_gqa": True} if spec.heads > spec.kv_heads else {}
-    if spec.scale is not None:
-        grouped["scale"] = spec.scale
-    mixed = scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=bound, is_causal=causal, **grouped)
-    return mixed.transpose(1, 2).flatten(0, 1)
-
-
-def attend_dropping(
-    q: Tensor, k: Tensor, v: Tensor, bound: Tensor | None, spec: Spec, dropped: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """The same of tokens among each other, with some weights dropped: PyTorch's call draws noise of its own."""
-    Q, D, group = q.shape[1], spec.head_dim, spec.heads // spec.kv_heads
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = q.transpose(1, 2) @ k.transpose(-1, -2) * (D**-0.5 if spec.scale is None else spec.scale)
-    if bound is None and spec.causal:
-        bound = torch.ones(Q, Q, dtype=torch.bool, device=q.device).tril()
-    if bound is not None:
-        scores = scores.masked_fill(~bound, -torch.inf) if bound.dtype == torch.bool else scores + bound
-    return (dropped(scores.softmax(-1)) @ v).transpose(1, 2).flatten(0, 1)
-
-
-class Rows(NamedTuple):
-    """Rows of a pass with as many real tokens each, which lie as far from each other."""
-
-    first: int
-    count: int  # type: ignore[assignment]  # not tuple.count
-    apart: int  # tokens from the first of a row to the first of the next one
-    num: int
-
-    def of(self, x: Tensor) -> Tensor:
-        """Their part of x [T,...], as a view [R,Q,...]."""
-        last = self.first + self.apart * (self.num - 1) + self.count
-        return x[self.first : last].unfold(0, self.count, self.apart).movedim(-1, 1)
-
-
-def _attention_within(
-    qkv: Tensor, batch: Batch, spec: Spec, extras: Extras, empty: Empty, drop: Dropout | None
-) -> Tensor:
-    """Attention among the real tokens of each row of the pass: one call for neighbours of the same length."""
-    q, k, v = heads(qkv, batch, spec, extras, empty=empty)
-    out = empty("attended", q.shape, q)
-    if out is not None and out.is_meta:
-        return out.flatten(1)
-    assert batch.spans is not None, "a pass without a cache is not captured"
-    if out is None:
-        out = torch.zeros_like(q)  # what each call gives is written into it, which PyTorch differentiates
-    elif sum(count for _, count in batch.spans) < len(q):
-        out.zero_()
-    places, dropped = torch.arange(len(q), device=q.device), None if drop is None else drop.of_attention()
-    for rows in alike(batch.spans):
-        bound = None
-        if spec.window is not None and spec.window < rows.count:
-            place = torch.arange(rows.count, device=q.device)
-            ago = place[:, None] - place
-            bound = (ago < spec.window) & (ago >= 0) if spec.causal else ago < spec.window
-        if extras.bias is not None:
-            place = torch.arange(rows.count, device=q.device)
-            bound = _biased(bound, extras.bias, spec, place, place)
-        keys, values = (rows.of(part).transpose(1, 2) for part in (k, v))
-        if dropped is None:
-            mixed = attend(rows.of(q), keys, values, bound, spec)
-        else:
-            mixed = attend_dropping(rows.of(q), keys, values, bound, spec, partial(dropped, tokens=rows.of(places)))
-        rows.of(out).copy_(mixed.unflatten(0, (rows.num, rows.count)))
-    return out.flatten(1)
-
-
-def alike(spans: Sequence[tuple[int, int]]) -> list[Rows]:
-    """The rows of a pass in its order, neighbours of the same length together."""
-    found: list[Rows] = []
-    for first, count in spans:
-        if found and found[-1].count == count:
-            before = found[-1]
-            apart = first - before.first if before.num == 1 else before.apart
-            if first == before.first + apart * before.num:
-                found[-1] = before._replace(apart=apart, num=before.num + 1)
-                continue
-        found.append(Rows(first, count, count, 1))
-    return found

@@ -57,6 +57,11 @@ class Case:
     launches: int = 1  # of the CUDA op, on the first bench shape in a 16-bit type, on Hopper
     dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16, torch.float32)  # that the CUDA op takes
 
+    @property
+    def reference(self) -> Callable[..., Any]:
+        """What the op means, in plain PyTorch."""
+        return getattr(reference, self.op)
+
     def call(self, op: Callable[..., Tensor], inputs: tuple[Any, ...], empty: Empty) -> Tensor:
         """The op on its inputs; a mask goes by keyword."""
         if self.op == "masked_attention":
@@ -71,7 +76,7 @@ class Case:
         The budget is what the reference itself loses in `dtype`, twice, and four roundings of the largest number.
         Raises CaseFailed when the error is larger, a buffer was left unwritten, or its surroundings were written to.
         """
-        inputs, plain, empty = shape.inputs(device, dtype, seed), getattr(reference, self.op), RedZones()
+        inputs, plain, empty = shape.inputs(device, dtype, seed), self.reference, RedZones()
         precise, rounded, mine = copied(inputs, torch.float64), copied(inputs), copied(inputs)
         exact, low = self.call(plain, precise, fresh), self.call(plain, rounded, fresh)
         self.poison(mine)

@@ -5,15 +5,15 @@ T tokens, S source tokens, B rows, Q queries and K source columns of a row, H he
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from eet_lab.ops.attention import Rows, alike, attend, attend_dropping, attend_masked
+from eet_lab.ops.attention import attend_masked
 from eet_lab.ops.noise import Dropout
+from eet_lab.ops.rows import attend_rows
 from eet_lab.ops.types import KV, Batch, Empty, Spec
 
 
@@ -27,36 +27,21 @@ def cross_attention(
     mask: Tensor | None = None,
     empty: Empty,
     drop: Dropout | None = None,
+    attend_rows: Callable = attend_rows,
 ) -> Tensor:
     """Each row's queries [T,HD] see all real tokens of its source, [S,G,D] as `source` lays them out -> [T,HD].
 
     With a mask [B,1,1,K] both are rectangles, every score is computed, and the mask is added. Without, a pad's own
-    output is 0, and pads of a source are not read: one call for neighbours of the same lengths.
+    output is 0, and pads of a source are not read: `attend_rows` does it.
     """
     q, (keys, values) = q.unflatten(-1, (-1, spec.head_dim)), kv
-    places, dropped = torch.arange(len(q), device=q.device), None if drop is None else drop.of_attention()
     if mask is not None:
-        B = batch.num_rows
+        B, dropped = batch.num_rows, None if drop is None else drop.of_attention()
+        places = torch.arange(len(q), device=q.device)
         keys, values = (part.unflatten(0, (B, -1)).transpose(1, 2) for part in kv)
         kept = partial(dropped, tokens=places.view(B, -1), keys=source.positions.view(B, -1)) if dropped else None
         return attend_masked(q, keys, values, mask, spec, empty, kept)
-    out = empty("attended", q.shape, q)
-    if out is not None and out.is_meta:
-        return out.flatten(1)
-    assert batch.spans is not None and source.spans is not None, "cross attention is not captured"
-    if out is None:
-        out = torch.zeros_like(q)  # what each call gives is written into it, which PyTorch differentiates
-    elif sum(count for _, count in batch.spans) < len(q):
-        out.zero_()
-    for rows, seen in _together(alike(batch.spans), alike(source.spans)):
-        k, v = (seen.of(part).transpose(1, 2) for part in (keys, values))
-        if dropped is None:
-            mixed = attend(rows.of(q), k, v, None, spec)
-        else:
-            kept = partial(dropped, tokens=rows.of(places), keys=seen.of(source.positions))
-            mixed = attend_dropping(rows.of(q), k, v, None, spec, kept)
-        rows.of(out).copy_(mixed.unflatten(0, (rows.num, rows.count)))
-    return out.flatten(1)
+    return attend_rows(q, keys, values, batch, source, spec, empty=empty, drop=drop)
 
 
 def cross_mask(source: Batch, like: Tensor, *, empty: Empty) -> Tensor:
@@ -65,15 +50,3 @@ def cross_mask(source: Batch, like: Tensor, *, empty: Empty) -> Tensor:
     mask = like.new_zeros(source.num_rows, 1, 1, source.max_kv) if out is None else out.zero_()
     hidden = torch.arange(source.max_kv, device=like.device) < source.keys.begin[:, None]
     return mask.masked_fill_(hidden[:, None, None], torch.finfo(mask.dtype).min / 2)
-
-
-def _together(queries: list[Rows], keys: list[Rows]) -> Iterator[tuple[Rows, Rows]]:
-    """The same rows of both, as many at a time as are alike in both."""
-    left = deque(queries), deque(keys)
-    while left[0]:
-        num = min(each[0].num for each in left)
-        yield left[0][0]._replace(num=num), left[1][0]._replace(num=num)
-        for each in left:
-            rows = each.popleft()
-            if rows.num > num:
-                each.appendleft(rows._replace(first=rows.first + num * rows.apart, num=rows.num - num))

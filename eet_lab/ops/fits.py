@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import torch
 
 from eet_lab.ops.types import Spec
 
@@ -14,6 +17,12 @@ Called = TypeVar("Called", bound=Callable)
 
 class Shapes(Protocol):
     """What a model's config tells an op."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def ffn_size(self) -> int: ...
 
     @property
     def act(self) -> str: ...
@@ -30,15 +39,41 @@ class Shapes(Protocol):
 
 def refuses(why: Callable[[Shapes], str | None]) -> Callable[[Called], Called]:
     """Declare which models an op does not take; a decorator. `why` tells the reason, or None for those it does."""
+    return partial(_declared, "unfit", why)
 
-    def declare(op: Called) -> Called:
-        op.unfit = why  # type: ignore[attr-defined]
-        return op
 
-    return declare
+def refuses_training(why: Callable[[torch.dtype], str | None]) -> Callable[[Called], Called]:
+    """Declare which types of weights an op does not train."""
+    return partial(_declared, "untrainable", why)
+
+
+def _declared(name: str, why: Callable, op: Called) -> Called:
+    setattr(op, name, why)
+    return op
 
 
 def unfit(op: Callable, model: Shapes) -> str | None:
-    """Why an op does not take a model, or None: what declares nothing takes any."""
-    why = getattr(op, "unfit", None)
-    return why and why(model)
+    """Why an op, or a piece that is bound to it, does not take a model, or None: what declares nothing takes any."""
+    return _reasons(op, "unfit", model)
+
+
+def untrainable(op: Callable, dtype: torch.dtype) -> str | None:
+    """Why it does not train weights of a type, or None."""
+    return _reasons(op, "untrainable", dtype)
+
+
+def _reasons(op: Callable, declared: str, given: Any) -> str | None:
+    """An op speaks for the one that it is made of; pieces speak for themselves."""
+    found = []
+    if why := getattr(op, declared, None):
+        found.append(why(given))
+    elif isinstance(op, partial):
+        found.append(_reasons(op.func, declared, given))
+    if isinstance(op, partial):
+        found += [_reasons(piece, declared, given) for piece in op.keywords.values()]
+    return told(found)
+
+
+def told(reasons: Iterable[str | None]) -> str | None:
+    """Several reasons as one, each told once; None where there is none."""
+    return "; ".join(dict.fromkeys(filter(None, reasons))) or None

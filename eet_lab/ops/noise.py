@@ -5,10 +5,14 @@ T tokens, B rows, C channels, H heads, Q queries and K keys of a row, V vocabula
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from eet_lab.ops.types import Noise
 
 Whole = TypeVar("Whole", int, Tensor)
 
@@ -54,7 +58,8 @@ class Dropout:
 
     An element's noise depends on (seed, step, sequence, position, call, channel) alone: a batch loses the same numbers
     padded and packed, whole and in parts, and the backward pass draws them again instead of keeping a mask. `p` is the
-    share of hidden states, `attention_p` that of attention's weights; `tokens` [T] are the keys of `token_keys`.
+    share of hidden states, `attention_p` that of attention's weights; `tokens` [T] are the keys of `token_keys`. An
+    attention that leaves it to a library reads `attention_p` alone (`library_noise`).
 
     Source: counter-based noise as in Philox (Salmon et al., 2011), which PyTorch's compiler draws again in the backward
     pass, too.
@@ -66,16 +71,25 @@ class Dropout:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Hidden states [T,C], of which some are 0 and the rest grow."""
-        if not self.p:
+        noise = self.noise()
+        if noise is None:
             return x
         channels = torch.arange(x.shape[-1], device=x.device)
-        return _Dropped.apply(x, self._next(self.tokens)[:, None], channels, self.p)
+        return _Dropped.apply(x, mix(noise.tokens + noise.call)[:, None], channels, noise.p)
+
+    def noise(self) -> Noise | None:
+        """What the next call drops; None: nothing."""
+        if not self.p:
+            return None
+        self._num_calls += 1
+        return Noise(self.tokens, self._num_calls, self.p)
 
     def of_attention(self) -> DropsWeights | None:
         """What the next attention drops of its weights, wherever it computes them; None: nothing."""
         if not self.attention_p:
             return None
-        noise = self._next(self.tokens)
+        self._num_calls += 1
+        noise = mix(self.tokens + self._num_calls)  # without a mix, neighbours would share their noise
 
         def dropped(weights: Tensor, tokens: Tensor, keys: Tensor | None = None) -> Tensor:
             positions = self.positions[tokens] if keys is None else keys
@@ -84,11 +98,6 @@ class Dropout:
             return _Dropped.apply(weights, rows, positions[:, None, None], self.attention_p)
 
         return dropped
-
-    def _next(self, keys: Tensor) -> Tensor:
-        """The keys of another call of the same pass. Without a mix, neighbours would share their noise."""
-        self._num_calls += 1
-        return mix(keys + self._num_calls)
 
 
 class _Dropped(torch.autograd.Function):
@@ -111,7 +120,24 @@ def _dropped(x: Tensor, rows: Tensor, columns: Tensor, p: float) -> Tensor:
     return torch.where(kept, x * (1 / (1 - p)), 0)
 
 
-def token_keys(seed: int, step: int, sequences: Tensor, positions: Tensor) -> Tensor:
-    """What tokens' noise is drawn from, [T] int64, by the number of a token's sequence [T] and its position [T]."""
-    start = noise_keys(seed, 1, sequences.device, first=step)
+def token_keys(start: Whole, sequences: Tensor, positions: Tensor) -> Tensor:
+    """What tokens' noise is drawn from, [T] int64, by the number of a token's sequence [T] and its position [T].
+
+    `start` is the `noise_key` of a seed and a step.
+    """
     return mix(mix(start + sequences) + positions)
+
+
+@contextmanager
+def library_noise(key: int, device: torch.device) -> Iterator[None]:
+    """What PyTorch's own calls draw meanwhile follows from the key, in their order; replayed graphs draw the same.
+
+    Whoever draws afterwards draws as if nothing had been drawn.
+    """
+    generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+    before = generator.get_state()
+    generator.manual_seed(key)
+    try:
+        yield
+    finally:
+        generator.set_state(before)

@@ -1,7 +1,7 @@
 """What each op means, in plain PyTorch. An op asks `empty` for every activation that it makes.
 
-What attention means is in `attention`, and norms are in `norms`. T tokens, B rows, C channels, N outputs, H heads, G KV
-heads, D head dim, V vocabulary.
+What attention means is in `attention`; norms are in `norms`, embeddings in `embeddings`. T tokens, B rows, C channels,
+N outputs, H heads, G KV heads, D head dim, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, gelu, silu
+from torch.nn.functional import gelu, relu, silu
 
 from eet_lab.ops.attention import append, attention, dense_mask, gathered, heads, masked_attention
 from eet_lab.ops.cross_attention import cross_attention, cross_mask
+from eet_lab.ops.embeddings import dropped, embed, embed_norm, embedded
 from eet_lab.ops.int8 import dequantized
 from eet_lab.ops.noise import gumbel, noise_keys
 from eet_lab.ops.norms import norm, softmax
@@ -29,13 +30,16 @@ __all__ = [
     "cross_attention",
     "cross_mask",
     "dense_mask",
+    "dropped",
     "embed",
     "embed_norm",
+    "embedded",
     "fused_layer",
     "gathered",
     "gumbel",
     "heads",
     "linear",
+    "linear_act",
     "linear_residual",
     "linear_residual_norm",
     "masked_attention",
@@ -46,60 +50,6 @@ __all__ = [
     "norm_linear",
     "softmax",
 ]
-
-
-def embed(
-    ids: Tensor,
-    positions: Tensor,
-    token_embedding: Tensor,
-    position_embedding: Tensor | None,
-    *,
-    scale: float = 1.0,
-    padding: int | None = None,
-    empty: Empty,
-    drop: Drop = all_kept,
-) -> Tensor:
-    """Token embedding times `scale`, plus position embedding, if there is one: ids and positions [T], tables [V,C] and
-    [S,C] -> [T,C]. To look up the token `padding` trains nothing, as in PyTorch.
-    """
-    out = empty("embedded", (len(ids), token_embedding.shape[1]), token_embedding)
-    if out is None and padding is not None:
-        x = embedding(ids, token_embedding, padding)
-    else:
-        x = torch.index_select(token_embedding, 0, ids, out=out)
-    if scale != 1:
-        x.mul_(scale)
-    if position_embedding is None:
-        return drop(x)
-    place = torch.index_select(position_embedding, 0, positions, out=empty("place", x.shape, x))
-    return drop(x.add_(place))
-
-
-def embed_norm(
-    ids: Tensor,
-    positions: Tensor,
-    types: Tensor | None,
-    token_embedding: Tensor,
-    position_embedding: Tensor,
-    type_embedding: Tensor | None,
-    norm_w: Norm,
-    *,
-    scale: float = 1.0,
-    padding: int | None = None,
-    empty: Empty,
-    drop: Drop = all_kept,
-) -> Tensor:
-    """norm(token * scale + position + type embedding): ids, positions and types [T], type_embedding [types,C] -> [T,C].
-
-    Without types all tokens are of type 0; without `type_embedding` the model has none.
-    """
-    x = embed(ids, positions, token_embedding, position_embedding, scale=scale, padding=padding, empty=empty)
-    if type_embedding is not None:
-        kind = type_embedding[0]
-        if types is not None:
-            kind = torch.index_select(type_embedding, 0, types, out=empty("kind", x.shape, x))
-        x.add_(kind)
-    return drop(norm(x, norm_w, empty=empty))
 
 
 def linear(x: Tensor, w: Linear, *, empty: Empty) -> Tensor:
@@ -124,7 +74,7 @@ def activate(x: Tensor, act: str, *, empty: Empty) -> Tensor:
         return activate(gate, GATED[act], empty=empty).mul_(value)
     out = empty("activated", x.shape, x)
     if act == "relu":
-        return torch.clamp_min(x, 0, out=out)
+        return relu(x) if out is None else torch.clamp_min(x, 0, out=out)  # whose slope at 0 would be 1
     if act == "tanh":
         return torch.tanh(x, out=out)
     if act == "silu":
@@ -137,10 +87,26 @@ def activate(x: Tensor, act: str, *, empty: Empty) -> Tensor:
     )
 
 
-def norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None, *, empty: Empty) -> Tensor:
-    """act(linear(norm(x))): [T,C] -> [T,N], or [T,N/2] where the activation is gated. No norm: x is normed already."""
-    y = linear(x if norm_w is None else norm(x, norm_w, empty=empty), w, empty=empty)
+def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty, linear: Callable = linear) -> Tensor:
+    """act(linear(x)): [T,C] -> [T,N], or [T,N/2] where the activation is gated."""
+    y = linear(x, w, empty=empty)
+    del x  # the caller has no name for it: its memory is free for what is activated
     return y if act is None else activate(y, act, empty=empty)
+
+
+def norm_linear(
+    x: Tensor,
+    norm_w: Norm | None,
+    w: Linear,
+    act: str | None = None,
+    *,
+    empty: Empty,
+    norm: Callable = norm,
+    linear: Callable = linear,
+    linear_act: Callable = linear_act,
+) -> Tensor:
+    """act(linear(norm(x))): [T,C] -> [T,N], or [T,N/2] where the activation is gated. No norm: x is normed already."""
+    return linear_act(x if norm_w is None else norm(x, norm_w, empty=empty), w, act, empty=empty, linear=linear)
 
 
 def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, drop: Drop = all_kept) -> Tensor:
@@ -150,7 +116,15 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dro
 
 
 def linear_residual_norm(
-    x: Tensor, w: Linear, residual: Tensor, norm_w: Norm, *, empty: Empty, drop: Drop = all_kept
+    x: Tensor,
+    w: Linear,
+    residual: Tensor,
+    norm_w: Norm,
+    *,
+    empty: Empty,
+    drop: Drop = all_kept,
+    linear_residual: Callable = linear_residual,
+    norm: Callable = norm,
 ) -> Tensor:
     """norm(linear(x) + residual): [T,C], [T,N] -> [T,N]. It may write into `residual`: use only the result."""
     return norm(linear_residual(x, w, residual, empty=empty, drop=drop), norm_w, empty=empty)

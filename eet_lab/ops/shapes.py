@@ -30,6 +30,10 @@ class Shape(Protocol):
         """Bytes of all inputs, of which a call may read a part, and of what it writes."""
         return self.read_bytes(itemsize)
 
+    def num_flops(self) -> float:
+        """Floating-point operations, where they and not the bytes may be the bound; else 0."""
+        return 0.0
+
 
 class NamedShape(Shape):
     """A shape whose name is read again, so that an op can be timed at any size."""

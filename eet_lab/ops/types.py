@@ -119,6 +119,7 @@ class Batch(NamedTuple):
     max_q: int  # most real tokens of a row
     max_kv: int  # columns [0, max_kv) hold everything that a query may see
     spans: tuple[tuple[int, int], ...] | None = None  # first and count of each row, on the host
+    cu_seqlens: Tensor | None = None  # [B+1] int32  where rows begin, and the last one ends
 
     @property
     def num_rows(self) -> int:
@@ -217,13 +218,34 @@ def autograd(name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype
     return None
 
 
-Drop = Callable[[Tensor], Tensor]
-"""What a training pass drops of hidden states [T,C]: `ops.noise.Dropout`, or nothing."""
+class Noise(NamedTuple):
+    """What one call of a pass drops: element [t,c] is drawn from mix(tokens[t] + call) and c (`ops.noise`)."""
+
+    tokens: Tensor  # [T] int64 keys
+    call: int
+    p: float  # the share that is dropped
 
 
-def all_kept(x: Tensor) -> Tensor:
-    """The dropout of everything but training: none."""
-    return x
+class Drop(Protocol):
+    """What a training pass drops of hidden states: `ops.noise.Dropout`, or nothing."""
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """[T,C] -> [T,C]."""
+
+    def noise(self) -> Noise | None:
+        """The same call, for a kernel that drops on its way; None: nothing is dropped."""
+
+
+class _AllKept:
+    def __call__(self, x: Tensor, /) -> Tensor:
+        return x
+
+    def noise(self) -> None:
+        return None
+
+
+all_kept = _AllKept()
+"""The dropout of everything but training: none."""
 
 
 def held(value: Tensor, out: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from eet_lab.ops import reference
 from eet_lab.ops.attention import within_window
 from eet_lab.ops.types import KV, NO_EXTRAS, Batch, Empty, Extras, Source, Spec
+from eet_lab.ops.varlen import with_cu_seqlens
 
 if TYPE_CHECKING:
     from eet_lab.parts.kv_cache import KVCache
@@ -46,6 +47,16 @@ class Bounds:
 
     def _kv(self, layer: int) -> KV | None:
         return None if self.cache is None else self.cache.layer(layer, self.batch)
+
+
+class Packed(Bounds):
+    """The same of rows end to end, whose ends are made once a pass, for the attention of all layers."""
+
+    def __init__(
+        self, ops: Any, batch: Batch, cache: KVCache | None, *, source: Source | None = None, **how: Any
+    ) -> None:
+        source = source and source._replace(batch=with_cu_seqlens(source.batch))
+        super().__init__(ops, with_cu_seqlens(batch), cache, source=source, **how)
 
 
 class DenseMask(Bounds):

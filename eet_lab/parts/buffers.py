@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from eet_lab.errors import TrainingError
-from eet_lab.ops.noise import mix, noise_keys
+from eet_lab.ops.noise import mix, noise_key
 from eet_lab.words import told
 
 MASTERS = ("float32", "none", "stochastic")
@@ -19,6 +19,25 @@ MASTERS = ("float32", "none", "stochastic")
 ALIGNED = 128
 """Bytes at a multiple of which each tensor begins in a flat buffer: kernels load many at a time."""
 MOVED = "would not be updated. Move, freeze or unfreeze the model first, and then make the optimizer."
+
+
+class Update(NamedTuple):
+    """What an update reads, on the device: so it can be captured once, and launched before the host knows the numbers.
+
+    On a CPU, `lr` and `scale` may have 64 bits.
+    """
+
+    lr: Tensor  # fp32
+    scale: Tensor  # fp32: what gradients are multiplied by
+    step: Tensor  # fp32: the number of this update, from 1
+    skip: Tensor  # bool: nothing may change
+
+    @classmethod
+    def of(cls, lr: float, scale: float, step: int, device: torch.device) -> Update:
+        """One that is made, by numbers of the host. Filled on the device: a copy would wait for what is launched."""
+        wide = torch.float64 if device.type == "cpu" else torch.float32
+        numbers = ((lr, wide), (scale, wide), (step, torch.float32), (False, torch.bool))
+        return cls(*(torch.full((), value, dtype=dtype, device=device) for value, dtype in numbers))
 
 
 @dataclass
@@ -55,6 +74,7 @@ class Buffer:
 
     def collect(self) -> None:
         """Gradients that were put elsewhere since: None is zero. Errors: TrainingError for weights that were."""
+        elsewhere: list[tuple[Tensor, Tensor]] = []
         for param, place in zip(self.params, self.places, strict=True):
             if param.data_ptr() != self.weights[place].data_ptr():
                 raise TrainingError(
@@ -67,8 +87,10 @@ class Buffer:
             if param.grad is None:
                 own.zero_()
             elif param.grad.data_ptr() != own.data_ptr():
-                own.copy_(param.grad)
+                elsewhere.append((own, param.grad))
             param.grad = own
+        if elsewhere:
+            torch._foreach_copy_(*map(list, zip(*elsewhere, strict=True)))  # type: ignore[arg-type]
 
     def of_param(self, place: slice, like: Tensor) -> dict[str, Tensor]:
         """What belongs to one of the tensors."""
@@ -113,8 +135,10 @@ class Buffered(torch.optim.Optimizer):
         """The names of what is kept of each weight of a group."""
         raise NotImplementedError
 
-    def formula(self, weights: Tensor, grads: Tensor, buffer: Buffer) -> None:
-        """Update weights, and the buffer's moments, by gradients, all in 32 bits at least."""
+    def formula(self, weights: Tensor, grads: Tensor, buffer: Buffer, update: Update) -> None:
+        """Update weights, and the buffer's moments, by gradients, which are scaled, all in 32 bits at least. On a CPU
+        it is not called where nothing may change.
+        """
         raise NotImplementedError
 
     @property
@@ -131,9 +155,23 @@ class Buffered(torch.optim.Optimizer):
                 loss = closure()
         self.collect()
         for number, buffer in enumerate(self.buffers):
-            self._update(buffer, number, scale)
-        self._steps += 1
+            update = Update.of(buffer.group["lr"], scale, self.num_steps + 1, buffer.weights.device)
+            self._update(buffer, number, update)
+        self.count()
         return loss
+
+    @torch.no_grad()
+    def update(self, update: Update) -> None:
+        """The same as `step`, for all groups at one learning rate, of numbers that are on the device alone. Whether it
+        was skipped the host learns later, and calls `count` where it was not.
+        """
+        self.collect()
+        for number, buffer in enumerate(self.buffers):
+            self._update(buffer, number, update)
+
+    def count(self) -> None:
+        """An update was made."""
+        self._steps += 1
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Gradients stay where they are, and become 0."""
@@ -141,12 +179,18 @@ class Buffered(torch.optim.Optimizer):
         for buffer in self.buffers:
             buffer.grads.zero_()
 
+    def drop_grads(self) -> None:
+        """No gradients: the next ones are not added to zeros, but taken as they come, and copied by `collect`."""
+        for param in self.state:
+            param.grad = None
+
     def grad_norm(self) -> Tensor:
         """The norm of all gradients, in fp32: one pass over them, which also tells whether all are finite."""
         self.collect()
         norms = [torch.linalg.vector_norm(buffer.grads, dtype=torch.float32) for buffer in self.buffers]
         return torch.linalg.vector_norm(torch.stack(norms))
 
+    @torch.no_grad()
     def collect(self) -> None:
         """Bring together gradients that were put elsewhere. Errors: TrainingError for weights that were moved."""
         if any(param.requires_grad for param in self.frozen):
@@ -210,15 +254,22 @@ class Buffered(torch.optim.Optimizer):
     def _params(self) -> Iterable[Tensor]:
         return (param for group in self.param_groups for param in group["params"])
 
-    def _update(self, buffer: Buffer, number: int, scale: float) -> None:
+    def _update(self, buffer: Buffer, number: int, update: Update) -> None:
+        if is_read_on_host(buffer.weights) and bool(update.skip):
+            return
         wide = torch.promote_types(buffer.weights.dtype, torch.float32)
         weights, grads = buffer.weights.to(wide) if buffer.master is None else buffer.master, buffer.grads.to(wide)
-        self.formula(weights, grads if scale == 1.0 else grads.mul_(scale), buffer)
+        self.formula(weights, grads.mul_(update.scale), buffer, update)
         if weights is not buffer.weights:
             if self.master == "stochastic":
-                key = noise_keys(self.seed, 1, weights.device, first=self.num_steps + 1)
-                weights = rounded_at_random(weights, mix(key + number))
-            buffer.weights.copy_(weights)
+                weights = rounded_at_random(weights, mix(noise_key(self.seed, update.step.long()) + number))
+            # What was skipped stays, even where the master copy says otherwise.
+            buffer.weights.copy_(torch.where(update.skip, buffer.weights, weights.to(buffer.weights.dtype)))
+
+
+def is_read_on_host(weights: Tensor) -> bool:
+    """Whether the host may look at the numbers of an update: on a CPU it waits for nobody."""
+    return not weights.is_cuda
 
 
 def rounded_at_random(wide: Tensor, key: Tensor) -> Tensor:

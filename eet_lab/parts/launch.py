@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
-from typing import ClassVar
+from functools import cache, partial
+from typing import Any, ClassVar
 
 import torch
 
@@ -55,23 +56,43 @@ class Graphs:
             self._warm = True
             return
         if max_kv not in self._graphs:
-            self._graphs[max_kv] = self._captured(max_kv)
+            self._graphs[max_kv] = capture(partial(self._decode, max_kv))
         self._graphs[max_kv].replay()
 
-    def _captured(self, max_kv: int) -> torch.cuda.CUDAGraph:
-        current = torch.cuda.current_stream()
-        graph, stream = torch.cuda.CUDAGraph(), _capture_stream(current.device_index)
-        stream.wait_stream(current)
-        # The collector might destroy a graph of earlier slots, which ends a capture with an error.
-        with torch.cuda.stream(stream), no_collection():
-            # Thread-local: the threads that watch the run may ask the driver things meanwhile.
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                self._decode(max_kv)
-            finally:
+
+def capture(work: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """The launches of some work on the current device, which are not made. Graphs of a `pool` share their memory."""
+    graph = torch.cuda.CUDAGraph()
+    # The collector might destroy an earlier graph, which ends a capture with an error.
+    with capturing(), no_collection():
+        # Thread-local: the threads that watch the run may ask the driver things meanwhile.
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
+            work()
+        except BaseException:
+            with suppress(RuntimeError):  # that the capture is of no use; why is told already
                 graph.capture_end()
+            raise
+        graph.capture_end()
+    return graph
+
+
+def new_pool() -> Any:
+    """What graphs share their memory by, where none is run beside another."""
+    return torch.cuda.graph_pool_handle()
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """The stream of all captures, in its order with the current one."""
+    current = torch.cuda.current_stream()
+    stream = _capture_stream(current.device_index)
+    stream.wait_stream(current)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
         current.wait_stream(stream)
-        return graph
 
 
 @cache

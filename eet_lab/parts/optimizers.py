@@ -12,7 +12,11 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from eet_lab.errors import TrainingError
-from eet_lab.parts.buffers import Buffer, Buffered
+from eet_lab.ops import native
+from eet_lab.ops.cuda import train_optimizer
+from eet_lab.ops.cuda.launching import takes
+from eet_lab.ops.noise import mix
+from eet_lab.parts.buffers import Buffer, Buffered, Update, is_read_on_host
 from eet_lab.scheduling.whole import check_number
 
 
@@ -49,15 +53,13 @@ class AdamW(Buffered):
     def moments(self, group: dict[str, Any]) -> Sequence[str]:
         return ("exp_avg", "exp_avg_sq")
 
-    def formula(self, weights: Tensor, grads: Tensor, buffer: Buffer) -> None:
-        group, on_gpu = buffer.group, weights.is_cuda
+    def formula(self, weights: Tensor, grads: Tensor, buffer: Buffer, update: Update) -> None:
+        group, before = buffer.group, update.step - 1
         beta1, beta2 = group["betas"]
-        # Filled on the device: a copy of a number of the host's would wait for all that is launched.
-        step = torch.full((), float(self.num_steps), device=weights.device if on_gpu else "cpu")
         adamw(
-            [weights], [grads], [buffer.moments["exp_avg"]], [buffer.moments["exp_avg_sq"]], [], [step],
-            fused=on_gpu, foreach=False, amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
-            weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+            [weights], [grads], [buffer.moments["exp_avg"]], [buffer.moments["exp_avg_sq"]], [], [before],
+            foreach=False, amsgrad=False, beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"],
+            eps=group["eps"], maximize=False, **_read(update, weights),
         )  # fmt: skip
 
 
@@ -93,32 +95,89 @@ class SGD(Buffered):
     def moments(self, group: dict[str, Any]) -> Sequence[str]:
         return ("momentum_buffer",) if group["momentum"] else ()
 
-    def formula(self, weights: Tensor, grads: Tensor, buffer: Buffer) -> None:
-        group = buffer.group
-        if group["momentum"] and not buffer.moments:
+    @staticmethod
+    def check_momentum(buffer: Buffer) -> None:
+        """TrainingError for a group whose momentum there is no room for."""
+        if buffer.group["momentum"] and not buffer.moments:
             raise TrainingError("momentum was 0 when the optimizer was made, so none is kept. Make it with momentum.")
+
+    def formula(self, weights: Tensor, grads: Tensor, buffer: Buffer, update: Update) -> None:
+        group = buffer.group
+        self.check_momentum(buffer)
         sgd(
-            [weights], [grads], [buffer.moments.get("momentum_buffer")], fused=weights.is_cuda, foreach=False,
-            lr=group["lr"], momentum=group["momentum"], dampening=0.0,
-            weight_decay=group["weight_decay"], nesterov=group["nesterov"], maximize=False,
+            [weights], [grads], [buffer.moments.get("momentum_buffer")], foreach=False, momentum=group["momentum"],
+            dampening=0.0, weight_decay=group["weight_decay"], nesterov=group["nesterov"], maximize=False,
+            **_read(update, weights),
         )  # fmt: skip
 
 
-class FlatAdamW(AdamW):
-    """AdamW over one flat buffer for each group of parameters: an update is one launch, however many tensors there are.
-
-    The data of the parameters and their gradients move into the buffers, and stay views of them; use it as any
-    optimizer of PyTorch. Source: LightSeq2 (Wang et al., SC 2022), "symbolic tensor link"; the formulas, unlike its,
-    are those of torch.optim.AdamW.
+class _Flat(Buffered):
+    """Over flat buffers. Each is updated by what was found for it when it was made: on a GPU that kernels can be built
+    for, a kernel that takes gradients and weights as they are.
     """
 
     flat = True
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        seed = mix(mix(self.seed) + (self.seed >> 31))  # as `noise_key` begins
+        self._noise = seed if self.master == "stochastic" else None
+        self._by_kernel = [takes(buffer.weights) for buffer in self.buffers]
+        if any(self._by_kernel):
+            native.prepare(train_optimizer.adamw.kernels)  # type: ignore[attr-defined]
 
-class FlatSGD(SGD):
+    def launch(self, buffer: Buffer, update: Update, **shared: Any) -> None:
+        """The formula, by a kernel; `shared` is for any formula."""
+        raise NotImplementedError
+
+    def grad_norm(self) -> Tensor:
+        if not all(self._by_kernel) or len({buffer.grads.device for buffer in self.buffers}) != 1:
+            return super().grad_norm()
+        self.collect()
+        return train_optimizer.norm_of([buffer.grads for buffer in self.buffers])
+
+    @torch.no_grad()
+    def update(self, update: Update, *, clears: bool = False) -> None:
+        """The same as `step`, for all groups at one learning rate, of numbers that are on the device alone.
+
+        With `clears` all gradients are 0 afterwards, skipped or not, for which the kernel needs no launch of its own.
+        """
+        self.collect()
+        for number, buffer in enumerate(self.buffers):
+            self._update(buffer, number, update, clears)
+
+    def _update(self, buffer: Buffer, number: int, update: Update, clears: bool = False) -> None:
+        if self._by_kernel[number]:
+            noise = self._noise if buffer.weights.dtype == torch.bfloat16 else None
+            self.launch(buffer, update, noise=noise, number=number, clears=clears)
+            return
+        super()._update(buffer, number, update)
+        if clears:
+            buffer.grads.zero_()
+
+
+class FlatAdamW(_Flat, AdamW):
+    """AdamW over one flat buffer for each group of parameters: an update is one launch, however many tensors there are.
+
+    The data of the parameters and their gradients move into the buffers, and stay views of them; use it as any
+    optimizer of PyTorch. On a GPU the update is a kernel of ours where these can be built, and else PyTorch's. Source:
+    LightSeq2 (Wang et al., SC 2022), "symbolic tensor link"; the formulas, unlike its, are those of torch.optim.AdamW.
+    """
+
+    def launch(self, buffer: Buffer, update: Update, **shared: Any) -> None:
+        moments, group = [buffer.moments[name] for name in ("exp_avg", "exp_avg_sq")], buffer.group
+        settings = {name: group[name] for name in ("betas", "eps", "weight_decay")}
+        train_optimizer.adamw(buffer.weights, buffer.grads, moments, buffer.master, update, **settings, **shared)
+
+
+class FlatSGD(_Flat, SGD):
     """SGD over one flat buffer for each group of parameters, as `FlatAdamW`."""
 
-    flat = True
+    def launch(self, buffer: Buffer, update: Update, **shared: Any) -> None:
+        self.check_momentum(buffer)
+        moments, group = [*buffer.moments.values()] if buffer.group["momentum"] else [], buffer.group
+        settings = {name: group[name] for name in ("momentum", "weight_decay", "nesterov")}
+        train_optimizer.sgd(buffer.weights, buffer.grads, moments, buffer.master, update, **settings, **shared)
 
 
 PLAIN: dict[str, Any] = {"adamw": AdamW, "sgd": SGD}
@@ -130,6 +189,13 @@ FLAT: dict[str, Any] = {"adamw": FlatAdamW, "sgd": FlatSGD}
 def tensor_by_tensor(params: Any, name: str, /, *, seed: int, **settings: Any) -> Buffered:
     """The baseline: each tensor is updated by a launch of its own."""
     return PLAIN[name](params, seed=seed, **settings)
+
+
+def _read(update: Update, weights: Tensor) -> dict[str, Any]:
+    """How PyTorch's formulas read an update: its fused ones on the device, where they skip, too."""
+    if is_read_on_host(weights):
+        return {"fused": False, "lr": float(update.lr)}
+    return {"fused": True, "lr": update.lr, "found_inf": update.skip.float()}
 
 
 def _check_positive(name: str, value: object) -> None:

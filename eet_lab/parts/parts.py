@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
-from eet_lab.models import decoder
+import torch
+
+from eet_lab.models import decoder, seq2seq
 from eet_lab.models.config import Config
-from eet_lab.ops import fits, reference
+from eet_lab.ops import fits, pieces, reference
 from eet_lab.ops.noise import Dropout
 from eet_lab.ops.types import Empty, autograd
-from eet_lab.parts import attend, kv_cache, launch, losses, memory, optimizers, passes
+from eet_lab.parts import attend, kv_cache, launch, losses, memory, optimizers, passes, steps
 from eet_lab.parts import protocols as p
 from eet_lab.scheduling import TOKEN_BY_TOKEN, Schedule
 
@@ -61,13 +63,16 @@ class Ops:
 
     def unfit(self, config: Config) -> str | None:
         """Why some of these ops do not take such a model, or None."""
-        reasons = (fits.unfit(getattr(self, f.name), config) for f in fields(self))
-        return "; ".join(dict.fromkeys(filter(None, reasons))) or None
+        return fits.told(fits.unfit(getattr(self, f.name), config) for f in fields(self))
+
+    def untrainable(self, dtype: torch.dtype) -> str | None:
+        """Why some of these ops do not train weights of such a type, or None."""
+        return fits.told(fits.untrainable(getattr(self, f.name), dtype) for f in fields(self))
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """The CUDA sources that these ops need built, in order and without repetition."""
-        needed = (name for f in fields(self) for name in getattr(getattr(self, f.name), "kernels", ()))
+        needed = (name for f in fields(self) for name in pieces.kernels(getattr(self, f.name)))
         return tuple(dict.fromkeys(needed))
 
 
@@ -84,9 +89,11 @@ class Parts:
     memory: p.MakesMemory = memory.FreshMemory
     launch: p.Launches = launch.eager
     layers: decoder.Layers = decoder.op_by_op
+    cross_kv: seq2seq.CrossKV = seq2seq.layer_by_layer  # of training: what a decoder's layers look at
     train_ops: Ops = field(default_factory=Ops)  # the same names, each of which can be differentiated
     loss: p.TakesLoss = losses.whole
     optimizer: p.MakesOptimizer = optimizers.tensor_by_tensor
+    step_launch: p.LaunchesSteps = steps.Eager  # of training
 
     def ops_of(self, stage: str) -> Ops:
         """The ops that a model calls in what it is run for: one of `Config.stage`."""
@@ -99,18 +106,21 @@ class Parts:
 
 
 def replaced(before: Any, after: Any, prefix: str = "") -> Iterator[str]:
-    """The names of the leaf slots in which two `Parts` differ, e.g. "memory", "ops.attention".
+    """The names of the leaf slots in which two `Parts` differ, e.g. "memory", "ops.attention"; of an op that has other
+    pieces than before, theirs: "train_ops.norm_linear.norm".
 
     Passes appended to `weights` stack, so they replace nothing.
     """
     for f in fields(before):
-        old, new = getattr(before, f.name), getattr(after, f.name)
+        old, new, slot = getattr(before, f.name), getattr(after, f.name), f"{prefix}{f.name}"
         if is_dataclass(old) and isinstance(old, Ops):
-            yield from replaced(old, new, f"{prefix}{f.name}.")
+            yield from replaced(old, new, f"{slot}.")
         elif f.name == "weights" and new[: len(old)] == old:
             continue
         elif old != new:
-            yield prefix + f.name
+            (op, bound), (other, others) = pieces.composed(old), pieces.composed(new)
+            changed = [name for name in {**bound, **others} if bound.get(name) != others.get(name)]
+            yield from (f"{slot}.{name}" for name in changed) if op == other else (slot,)
 
 
 def unread(parts: Parts, slots: Collection[str]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,7 +44,8 @@ class Image(NamedTuple):
     @property
     def ids(self) -> range:
         """One number for each of its tokens; which ones a pass reads depends on the images beside it."""
-        return range(1 + self.pixels[0].numel() // self.patch_size**2)
+        _, height, width = self.pixels.shape
+        return range(1 + height * width // self.patch_size**2)
 
     @property
     def length(self) -> int:
@@ -59,12 +60,6 @@ class Image(NamedTuple):
     @property
     def types(self) -> None:
         """Tokens of images have no types."""
-
-    def patches(self) -> Tensor:
-        """[patches,channels*size*size], each as a convolution's weights lie."""
-        size, channels = self.patch_size, len(self.pixels)
-        tiles = self.pixels.unfold(1, size, size).unfold(2, size, size)
-        return tiles.permute(1, 2, 0, 3, 4).reshape(-1, channels * size * size)
 
 
 Readable = Text | Image
@@ -131,15 +126,25 @@ class Group(NamedTuple):
             for text, first in pairs:
                 if text.types is not None:
                     types[first : first + len(text.types)] = torch.tensor(text.types)
-        patches = torch.cat([image.patches() for image in images]) if images else None
+        patches = _patches(images) if images else None
         sizes = tuple(len(text.asked) for text in self.texts)
         return Pass(sizes, batch, torch.from_numpy(asked), types, patches, source)
 
 
-def _rows_of(images: Sequence[Image]) -> list[Sequence[int]]:
+def _patches(images: Sequence[Image]) -> Tensor:
+    """Those of all images, [patches,channels*size*size], each as a convolution's weights lie; where the pixels are."""
+    size, pixels = images[0].patch_size, torch.stack([image.pixels for image in images])
+    tiles = pixels.unfold(2, size, size).unfold(3, size, size)
+    return tiles.permute(0, 2, 3, 1, 4, 5).reshape(-1, pixels.shape[1] * size * size)
+
+
+def _rows_of(images: Sequence[Image]) -> list[Any]:
     """The tokens of each: the class token, and its own patches among those of the pass."""
-    ends = accumulate(len(image.ids) - 1 for image in images)
-    return [[0, *range(2 + end - len(image.ids), 1 + end)] for image, end in zip(images, ends, strict=True)]
+    counts = [len(image.ids) - 1 for image in images]
+    rows = [np.arange(end - count, end + 1) for count, end in zip(counts, accumulate(counts), strict=True)]
+    for row in rows:
+        row[0] = 0
+    return rows
 
 
 def _numbers(places: Sequence[int]) -> np.ndarray:
@@ -192,14 +197,13 @@ def _grouped(
     Those of the same length are neighbours, which plain PyTorch attends to in one call.
     """
     numbers: list[int] = []
-    longest = total = 0
+    longest, total, lengths = 0, 0, [text.length for text in texts]
 
     def group() -> Group:
-        ordered = sorted(numbers, key=lambda number: -texts[number].length)
+        ordered = sorted(numbers, key=lengths.__getitem__, reverse=True)
         return Group(tuple(ordered), tuple(texts[number] for number in ordered), packed)
 
-    for number, text in enumerate(texts):
-        length = text.length
+    for number, length in enumerate(lengths):
         size = tokens_of(len(numbers) + 1, max(longest, length), total + length)
         if numbers and (size > batching.batch_tokens or len(numbers) == batching.batch_size):
             yield group()

@@ -5,9 +5,10 @@ T tokens, B rows, C channels, H heads, D head dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from eet_lab.models.decoder import Decoder
@@ -78,7 +79,10 @@ class TakesLoss(Protocol):
     """What training minimizes."""
 
     def __call__(self, states: Tensor, labels: Tensor, head: Head, smoothing: float = 0.0, /) -> Tensor:
-        """The sum of the losses of hidden states [N,C], with labels [N]; it can be differentiated."""
+        """The sum of the losses of hidden states [N,C], with labels [N]; it can be differentiated.
+
+        One that takes the cross entropy of logits has it by the keyword `cross_entropy`.
+        """
 
 
 class MakesOptimizer(Protocol):
@@ -86,6 +90,30 @@ class MakesOptimizer(Protocol):
 
     def __call__(self, params: Any, name: str, /, *, seed: int, **settings: Any) -> Buffered:
         """The optimizer of that name, of groups of parameters, each with its own `weight_decay`."""
+
+
+class LaunchedWork(Protocol):
+    """Work that is launched for whatever it is given."""
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether it is launched as one thing."""
+
+    def __call__(self, given: Any, /) -> Tensor:
+        """The work's result. What is `given` is a tree of named tuples, with tensors on the host or the device."""
+
+    def kind(self, given: Any, /) -> Hashable:
+        """The same for what is launched in the same way."""
+
+    def close(self) -> None:
+        """Give back what was made for launches."""
+
+
+class LaunchesSteps(Protocol):
+    """How passes of training and updates are launched."""
+
+    def __call__(self, work: Callable[[Any], Tensor], device: torch.device, /) -> LaunchedWork:
+        """Work as something to call. It is called with the same tree on the device, and changes nothing but tensors."""
 
 
 class Launches(Protocol):

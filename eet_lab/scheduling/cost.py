@@ -13,9 +13,13 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 from msgspec import Meta
 
 from eet_lab.codec import Date, Ms, Name
+from eet_lab.errors import CostError
 from eet_lab.scheduling.grid import Axis, Grid
 from eet_lab.scheduling.request import Row
+from eet_lab.scheduling.whole import check_whole
 from eet_lab.words import visible
+
+MOST_AHEAD = 64
 
 Nodes = Annotated[tuple[Annotated[int, Meta(ge=0, le=2**31 - 1)], ...], Meta(min_length=1, max_length=10_000)]
 Times = Annotated[tuple[Ms, ...], Meta(max_length=10_000)]
@@ -147,7 +151,8 @@ class DecoderCost:
     `extras`, which the first axis counts, are the tokens beyond one for each row, and begin with 0 and 1: nothing is
     interpolated from a decode step to the others. `times[i][j][k]` is the time for `extras[i]`, `rows[j]` and `kv[k]`.
     It holds for the slots of the engine that was measured: idle ones are computed too. What earlier chunks of a long
-    prompt add to the attention of a later one is left out.
+    prompt add to the attention of a later one is left out. `ahead` is how many passes its device is given before the
+    host has read the first of them: a request waits for those, too.
     """
 
     kind: ClassVar[str] = "decoder"
@@ -157,9 +162,11 @@ class DecoderCost:
     kv: Nodes
     times: Times3
     source: Provenance
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         _check(self)
+        check_whole(CostError, "ahead", self.ahead, 0, MOST_AHEAD)
 
     @cached_property
     def grid(self) -> Grid:

@@ -5,6 +5,7 @@ A decoder's passes are planned by the `Scheduler` that plans those of an engine;
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from functools import cache
 from math import inf, isnan
@@ -92,9 +93,12 @@ def _generate_groups(queue: Queue, policy: Policy, cost: DecoderCost, record: Re
 
 
 def _join(queue: Queue, policy: Policy, cost: DecoderCost, record: Record, ledger: Ledger) -> int:
-    """A decoder whose requests join while others run; how many gave way for others."""
+    """A decoder whose requests join while others run; how many gave way for others.
+
+    The host plans a pass once it has read the one that is `cost.ahead` before the last.
+    """
     scheduler = Scheduler(policy.schedule, ledger, MOST)
-    generating = _Generating(scheduler, cost, record)
+    generating, ends = _Generating(scheduler, cost, record), deque[float]()
     while True:
         queue.admit()
         plan = policy.next(queue.waiting, queue.now_ms, cost) if queue.waiting else Plan[Queued]([])
@@ -102,7 +106,12 @@ def _join(queue: Queue, policy: Policy, cost: DecoderCost, record: Record, ledge
             queue.take(group)
             generating.add(group)
         if not scheduler.idle:
-            queue.now_ms = generating.step(queue.now_ms)
+            ends.append(generating.step(max(queue.now_ms, ends[-1]) if ends else queue.now_ms))
+            if len(ends) > cost.ahead:
+                queue.now_ms = max(queue.now_ms, ends.popleft())
+        elif ends:
+            queue.now_ms = max(queue.now_ms, ends.pop())
+            ends.clear()
         elif queue.waiting or queue.next_ms < inf:
             queue.wait(plan, policy)
         else:

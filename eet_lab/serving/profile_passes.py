@@ -23,6 +23,7 @@ from eet_lab.bench.workloads import FIRST_TOKEN
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
+from eet_lab.engine.stream import passes_ahead
 from eet_lab.errors import CostError, RecipeError
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device, on_its_encoders_device
@@ -36,7 +37,9 @@ from eet_lab.technique import Recipe
 REPEATS = 3
 """How often each time is taken, after a pass that warms up."""
 DECODE_STEPS = 8
-"""Decode steps that are timed together: an engine's host runs ahead of its GPU by as many."""
+"""Decode steps that are timed together: an engine's host runs ahead of its GPU by some."""
+JOINING_STEPS = 3
+"""Passes that are timed together where others join in each: while one runs, the host lays out the next."""
 
 
 def _powers(first: int, factor: int, most: int) -> tuple[int, ...]:
@@ -97,7 +100,7 @@ def _read_meanwhile(rows: int, columns: int, budget: int) -> int:
 
 def _num_timed(num_extras: int, repeats: int) -> int:
     """The most passes that are timed on the same rows: each adds a column to them."""
-    return (1 + repeats) * (DECODE_STEPS + num_extras)
+    return (1 + repeats) * (DECODE_STEPS + JOINING_STEPS * num_extras)
 
 
 def decoder_axes(model: Model, recipe: Recipe, repeats: int) -> tuple[tuple[int, ...], ...]:
@@ -144,7 +147,8 @@ def measured_decoder(
         times = bench.measured(mixes, Tally(len(set(mixes)), progress))
     found = iter([times[mix].ms for mix in mixes])
     table = tuple(tuple(tuple(next(found) for _ in columns) for _ in rows) for _ in extras)
-    return DecoderCost(extras, rows, columns, table, _noted(source, times.values()))
+    ahead = passes_ahead(torch.device(model.device), joins=True)
+    return DecoderCost(extras, rows, columns, table, _noted(source, times.values()), ahead)
 
 
 def _mix(extra: int, rows: int, columns: int, slots: int, budget: int, chunk: int) -> Mix:
@@ -207,28 +211,28 @@ class _Decoding:
 
     def _decode(self) -> Timed:
         """A decode step, in a run of them."""
-        return self._timed(DECODE_STEPS)
+        return self._timed([[]] * DECODE_STEPS)
 
     def _join(self, mix: Mix) -> Timed:
-        """A pass that reads prompts beside the rows that decode, alone: those who join have no more to tell."""
+        """A pass that reads prompts beside rows that decode, in a run of them: those who join have no more to tell."""
         shares = [mix.extra // mix.joining + (place < mix.extra % mix.joining) for place in range(mix.joining)]
-        for share in shares:
-            self._engine.add(self._prompt(1 + share), Settings(1))
-        return self._timed(1)
+        return self._timed([[self._prompt(1 + share) for share in shares] for _ in range(JOINING_STEPS)])
 
-    def _timed(self, steps: int) -> Timed:
-        """One of so many steps."""
+    def _timed(self, joining: Sequence[Sequence[list[int]]]) -> Timed:
+        """One of so many steps, in each of which such prompts join."""
         device = self._engine.model.device
         wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
 
         def work() -> None:
-            for _ in range(steps):
+            for prompts in joining:
+                for prompt in prompts:
+                    self._engine.add(prompt, Settings(1))
                 self._engine.step()
             wait()
 
         wait()
         took = on_host(work)
-        return Timed(took.seconds * 1e3 / steps, device.type == "cpu" and took.was_disturbed)
+        return Timed(took.seconds * 1e3 / len(joining), device.type == "cpu" and took.was_disturbed)
 
 
 def encoder_axes(model: Model) -> tuple[tuple[int, ...], ...]:

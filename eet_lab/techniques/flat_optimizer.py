@@ -17,8 +17,9 @@ class FlatOptimizer(Technique):
 
     Without it, each of a model's tensors has its own launches: GPT-2 has 148 tensors. With it, the weights and their
     gradients are views of one buffer for each kind of decay (matrices, and biases with norms), and each is updated by
-    one call, by the same formulas. Clearing the gradients, and the norm by which they are clipped, are one call as
-    well.
+    one call, by the same formulas: on a GPU a kernel that takes 16-bit gradients and weights as they are, where
+    PyTorch widens, scales and copies them in passes of their own. Clearing the gradients, and the norm by which they
+    are clipped, are one call as well.
 
     16-bit weights are updated in fp32. `master` says what of: a copy that is kept takes 4 bytes a weight; without one
     the new weight is rounded to the nearest 16-bit number, which loses updates below half of its last digit; rounded

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from eet_lab.errors import Cancelled, TrainingError
-from eet_lab.parts.buffers import Buffer
+from eet_lab.parts.buffers import Buffer, Buffered
 from eet_lab.progress import Cancel
 
 T = TypeVar("T")
@@ -33,9 +33,12 @@ class Alone:
         """The numbers of the examples that this rank reads."""
         return range(num_examples)
 
-    def total(self, part: Tensor) -> Tensor:
-        """The sum over all ranks."""
-        return part
+    def together(self, work: Callable[[], list[Tensor]], has_gradients: bool = False) -> tuple[list[Tensor], Tensor]:
+        """What work of this rank makes, and its sum over all ranks; gradients of it, which are zero before, are summed
+        as well. Where work fails, all ranks fail. Errors: its own, and TrainingError on the others.
+        """
+        made = work()
+        return made, torch.stack(made).sum()
 
     def stops(self, cancel: Cancel | None) -> Cancel | None:
         """What a step looks at between its passes. In a group all ranks stop before a step, if one of them is to, since
@@ -46,14 +49,12 @@ class Alone:
     def watch(self, params: Sequence[Tensor], buffers: Sequence[Buffer]) -> None:
         """Make weights, in the order in which a forward pass reads them, the first rank's, and sum their gradients."""
 
-    def begin(self) -> None:
-        """A step begins, with gradients of zero."""
+    def clear(self, optimizer: Buffered) -> None:
+        """Forget the last step's gradients, before the first pass of a step: the next need not lie in their places."""
+        optimizer.drop_grads()
 
     def last_pass(self) -> None:
         """Gradients are complete as the next backward pass makes them."""
-
-    def sum_gradients(self) -> None:
-        """Wait until all gradients are summed."""
 
     def by_first(self, work: Callable[[], T]) -> T:
         """What the first rank makes, alone. Errors: its own, and TrainingError on the others."""
@@ -77,21 +78,42 @@ class Group(Alone):
     def __init__(self) -> None:
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self.buckets: list[_Bucket] = []
-        self.begin()
+        self._begin()
 
     def share(self, num_examples: int) -> range:
         return range(self.rank, num_examples, self.num_ranks)
 
-    def total(self, part: Tensor) -> Tensor:
-        whole = part.detach().clone()
-        dist.all_reduce(whole)
-        return whole
+    def together(self, work: Callable[[], list[Tensor]], has_gradients: bool = False) -> tuple[list[Tensor], Tensor]:
+        made, failure = list[Tensor](), None
+        self._begin()
+        try:
+            made = work()
+        except Exception as error:  # noqa: BLE001  whatever it is: the others wait for this rank
+            failure = error
+        if has_gradients:
+            self._sum_gradients()
+        own = torch.stack(made).sum() if made else torch.zeros((), device=self.device)
+        both = self._total(torch.stack([own.double(), own.new_full((), failure is not None).double()]))
+        if failure is not None:
+            raise failure
+        if float(both[1]):
+            raise TrainingError(
+                "Another rank could not do its part of the step, which was left out; its own error says why. The "
+                "weights are those before it."
+            )
+        return made, both[0].to(own.dtype)
 
     def stops(self, cancel: Cancel | None) -> Cancel | None:
         told = torch.tensor(float(cancel is not None and cancel.is_set()), device=self.device)
-        if float(self.total(told)):
+        if float(self._total(told)):
             raise Cancelled("The training was stopped.")
         return None
+
+    def _total(self, part: Tensor) -> Tensor:
+        """The sum over all ranks."""
+        whole = part.detach().clone()
+        dist.all_reduce(whole)
+        return whole
 
     def watch(self, params: Sequence[Tensor], buffers: Sequence[Buffer]) -> None:
         self.device = params[0].device
@@ -107,16 +129,19 @@ class Group(Alone):
             for param in bucket.params:
                 param.register_post_accumulate_grad_hook(partial(self._made, bucket))
 
-    def begin(self) -> None:  # also after a step that was broken off
+    def _begin(self) -> None:  # also after a step that was broken off
         self.waiting, self.is_last_pass = deque(self.buckets), False
         self.works: list[Any] = []
         for bucket in self.buckets:
             bucket.num_missing = len(bucket.params)
 
+    def clear(self, optimizer: Buffered) -> None:
+        optimizer.zero_grad()  # they are summed where they lie, as soon as they are there
+
     def last_pass(self) -> None:
         self.is_last_pass = True
 
-    def sum_gradients(self) -> None:
+    def _sum_gradients(self) -> None:
         while self.waiting:  # those of weights that this rank's texts do not read, or that has none
             self._send()
         for work in self.works:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from eet_lab.errors import TrainingError, did_you_mean
 from eet_lab.parts.optimizers import PLAIN
@@ -91,9 +92,11 @@ class TrainSettings:
         """What the loss of a model in this type is multiplied by before its backward pass."""
         return LossScale(self.init_scale, self.growth_interval) if dtype == torch.float16 else LossScale()
 
-    def clipping(self, norm: float) -> float:
+    def clipping(self, norm: Tensor) -> Tensor:
         """What gradients of this norm are multiplied by: 1, or less as in torch.nn.utils.clip_grad_norm_."""
-        return 1.0 if self.max_grad_norm is None else min(1.0, self.max_grad_norm / (norm + 1e-6))
+        return (
+            torch.ones_like(norm) if self.max_grad_norm is None else (self.max_grad_norm / (norm + 1e-6)).clamp(max=1)
+        )
 
     @property
     def of_optimizer(self) -> dict[str, Any]:

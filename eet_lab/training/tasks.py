@@ -6,7 +6,8 @@ T tokens of a pass, N of them with a label, B texts, C channels, V words, L clas
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,8 +54,8 @@ class TrainTask:
     """What is learned, in words, and how it is read from hidden states."""
 
     name: str
-    labelled: Callable[[Example], tuple[Sequence[int], Sequence[int]]]
-    """The places of the tokens from whose states something is told, and the labels of these."""
+    labelled: Callable[[Example], tuple[Sequence[int], np.ndarray | None]]
+    """The places of the tokens from whose states something is told, and the labels of these; None: the next tokens."""
     head: Callable[[Any, Ops], Head]
     num_labels: Callable[[Any], int]
     needs: str = ""
@@ -67,22 +68,26 @@ class TrainTask:
                 f"This checkpoint lacks {HEADS[self.needs]}, which {self.name} trains. Load one that was saved with it."
             )
 
-    def read(self, examples: Sequence[Example], config: Config) -> list[tuple[Readable, Sequence[int]]]:
-        """The texts with the places that have a label, and the labels. Errors: TrainingError, which names the first."""
+    def read(self, examples: Sequence[Example], config: Config) -> list[tuple[Readable, np.ndarray | None]]:
+        """The texts with the places that have a label, and the labels; None: the next tokens, which are not checked
+        here. Errors: TrainingError, which names the first.
+        """
         found, limit = [], self.num_labels(config)
         for number, example in enumerate(examples, 1):
             try:
                 places, labels = self.labelled(example)
             except (TypeError, ValueError) as error:
                 raise TrainingError(f"Example {number} has labels that {self.name} cannot read: {error}") from error
-            wrong = next((label for label in labels if not 0 <= label < limit), None)
-            if wrong is not None:
-                raise TrainingError(
-                    f"Example {number} has the label {told(wrong)}, but labels are from 0 to {limit - 1:,}, or "
-                    f"{IGNORED} where nothing is learned."
-                )
             found.append((example.read(places, config), labels))
-        if not any(labels for _, labels in found):
+        given = [(number, labels) for number, (_, labels) in enumerate(found, 1) if labels is not None]
+        if not _are_within(limit, [labels for _, labels in given]):
+            number, labels = next(each for each in given if not _are_within(limit, [each[1]]))
+            wrong = next(label for label in labels.tolist() if not 0 <= label < limit)
+            raise TrainingError(
+                f"Example {number} has the label {told(wrong)}, but labels are from 0 to {limit - 1:,}, or {IGNORED} "
+                "where nothing is learned."
+            )
+        if not any(len(text.asked) for text, _ in found):
             raise TrainingError(
                 f"None of the {len(found)} examples has a label to learn from. Give longer texts, or labels other than "
                 f"{IGNORED}."
@@ -90,61 +95,82 @@ class TrainTask:
         return found
 
 
-def _at_their_places(example: Example) -> tuple[Sequence[int], Sequence[int]]:
+def _are_within(limit: int, arrays: Sequence[np.ndarray]) -> bool:
+    """Whether all labels are from 0 to less than the limit; all are asked at once."""
+    every = np.concatenate([np.zeros(1, np.int64), *arrays])
+    return bool(every.min() >= 0 and every.max() < limit)
+
+
+def _at_their_places(example: Example) -> tuple[Sequence[int], np.ndarray]:
     """Each label belongs to the token that stands where it does."""
     array = np.asarray(example.labels)
     if array.shape != (len(example.ids),) or array.dtype.kind not in "iu":
         raise ValueError(
             f"there must be one for each of its {len(example.ids)} tokens, and not {told(example.labels)}."
         )
+    return _labelled(array)
+
+
+def _labelled(array: np.ndarray) -> tuple[Sequence[int], np.ndarray]:
+    """The places of labels that are not ignored, and these."""
     places = np.flatnonzero(array != IGNORED)
-    return places.tolist(), array[places].tolist()
+    return places.tolist(), array[places].astype(np.int64)
 
 
-def _next_tokens(example: Example) -> tuple[Sequence[int], Sequence[int]]:
+def _next_tokens(example: Example) -> tuple[Sequence[int], np.ndarray | None]:
     """Each label belongs to the token before it."""
     if example.labels is None:
-        return range(len(example.ids) - 1), list(example.ids[1:])
+        return range(len(example.ids) - 1), None
     places, labels = _at_their_places(example)
-    told_before = [(place - 1, label) for place, label in zip(places, labels, strict=True) if place]
-    return [place for place, _ in told_before], [label for _, label in told_before]
+    has_first = bool(places) and places[0] == 0  # which nothing is before
+    return [place - 1 for place in places[has_first:]], labels[has_first:]
 
 
-def _answer(example: Example) -> tuple[Sequence[int], Sequence[int]]:
+def _answer(example: Example) -> tuple[Sequence[int], np.ndarray]:
     """Each label belongs to the place that the one before it has in the decoder."""
     array = np.asarray(example.labels)
     if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu":
         raise ValueError(f"there must be the token ids of an answer, and not {told(example.labels)}.")
-    places = np.flatnonzero(array != IGNORED)
-    return places.tolist(), array[places].tolist()
+    return _labelled(array)
 
 
-def _class(example: Example) -> tuple[Sequence[int], Sequence[int]]:
+def _class(example: Example) -> tuple[Sequence[int], np.ndarray]:
     if not isinstance(example.labels, int) or isinstance(example.labels, bool):
         raise ValueError(f"it must be the number of a class, and not {told(example.labels)}.")
-    return (0,), (example.labels,)
+    return (0,), np.array([example.labels])
+
+
+def _head(logits: Callable[[Any, Ops, Tensor], Tensor], model: Any, ops: Ops, weights: Sequence[Tensor]) -> Head:
+    """One whose products another `linear` can make."""
+
+    def of(states: Tensor, linear: Callable | None = None) -> Tensor:
+        used = ops if linear is None else replace(ops, norm_linear=partial(ops.norm_linear, linear=linear))
+        return logits(model, used, states)
+
+    return Head(of, tuple(weights))
 
 
 def _of_words(model: Any, ops: Ops) -> Head:
-    return Head(lambda states: decoder.logits(model, ops, states), tuple(tensors((model.norm, model.head))))
+    return _head(decoder.logits, model, ops, tensors((model.norm, model.head)))
 
 
 def _of_answers(model: Any, ops: Ops) -> Head:
-    weights = tensors((model.decoder.norm, model.head.weight))  # what is added to logits is not trained
-    return Head(lambda states: seq2seq.logits(model, ops, states), tuple(weights))
+    # What is added to logits is not trained.
+    return _head(seq2seq.logits, model, ops, tensors((model.decoder.norm, model.head.weight)))
 
 
 def _of_masked(model: Any, ops: Ops) -> Head:
     weights = tensors((model.mlm_transform, model.mlm_norm, model.head))
-    return Head(lambda states: model.mlm_logits(ops, states), tuple(weights))
+    return _head(lambda model, ops, states: model.mlm_logits(ops, states), model, ops, weights)
 
 
 def _of_classes(model: Any, ops: Ops) -> Head:
-    return Head(lambda states: model.class_logits(ops, states), tuple(model.class_weights))
+    return _head(lambda model, ops, states: model.class_logits(ops, states), model, ops, model.class_weights)
 
 
 def _of_token_classes(model: Any, ops: Ops) -> Head:
-    return Head(lambda states: model.token_class_logits(ops, states), tuple(tensors(model.token_classes)))
+    weights = tensors(model.token_classes)
+    return _head(lambda model, ops, states: model.token_class_logits(ops, states), model, ops, weights)
 
 
 def _vocab(config: Any) -> int:

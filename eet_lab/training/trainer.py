@@ -6,39 +6,46 @@ T tokens of a pass, N of them with a label, B texts, C channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
+from weakref import proxy
 
 import torch
 from torch import Tensor
 
-from eet_lab.engine.encode import readable
+from eet_lab.devices import present
 from eet_lab.engine.exclusive import exclusive
-from eet_lab.engine.settings import checked_texts
-from eet_lab.engine.staging import Staging, sent
 from eet_lab.errors import Cancelled, ModelError, RecipeError, TrainingError
 from eet_lab.models import seq2seq
-from eet_lab.models.config import EncoderConfig, Seq2SeqConfig
+from eet_lab.models.config import Config, Seq2SeqConfig
 from eet_lab.models.decoder import Decoder, mapped, tensors
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.table import constants, flat
 from eet_lab.models.vision import AnyEncoder
-from eet_lab.ops.noise import Dropout, token_keys
+from eet_lab.ops import native
+from eet_lab.ops.noise import Dropout, library_noise, noise_key, token_keys
 from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.ops.types import Batch, Source, autograd
 from eet_lab.parts import Ops, Parts, unread
-from eet_lab.parts.passes import Batching, Group, Pass, Readable, Text
+from eet_lab.parts.buffers import Update
+from eet_lab.parts.passes import Pass
+from eet_lab.parts.staging import Staging, sent
 from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
-from eet_lab.training.ranks import ranks
+from eet_lab.training.batch import Checked, Given, TrainPass, as_integers, checked
+from eet_lab.training.ranks import Alone, ranks
+from eet_lab.training.ranks import Group as Ranks
 from eet_lab.training.settings import TrainSettings
 from eet_lab.training.tasks import Example, task_of
-from eet_lab.words import counted, some, told
+from eet_lab.words import counted, some
+
+T = TypeVar("T")
 
 REMEDY = f"Use a smaller batch_tokens, a smaller model, or bfloat16. {OTHERS}"
 UNREAD = ("ops", "weights", "kv_cache", "memory", "launch", "layers")
@@ -78,28 +85,12 @@ class Step:
     work: Work | None = None
 
 
-class _Checked(NamedTuple):
-    """A batch that can be trained with, of which this rank reads the examples `numbers`."""
+class _Asked(NamedTuple):
+    """All that an update reads."""
 
-    texts: Sequence[Readable]
-    labels: list[Sequence[int]]
-    numbers: range
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(text.ids) + len(text.source) for text in self.texts)
-
-    @property
-    def num_labels(self) -> int:
-        return sum(map(len, self.labels))
-
-
-class _Pass(NamedTuple):
-    """Texts that are read together; `numbers` are theirs in the batch."""
-
-    group: Group
-    labels: list[int]
-    numbers: list[int]
+    loss: Tensor  # 0-d: the sum over all passes, and all ranks
+    numbers: Tensor  # [3] float64, as int64: learning rate, loss scale, and the number of the update, from 1
+    settings: TrainSettings
 
 
 class Trainer:
@@ -137,9 +128,15 @@ class Trainer:
                 "The model has shapes and no data. To train it, load it on 'cpu' or 'cuda', not on 'meta'."
             )
         self.config = network.config.in_training
-        _check_parts(self.parts)
+        self.ranks = ranks()
+        _check_parts(self.parts, self.config, self.ranks)
         if problem := self.parts.train_ops.unfit(self.config):
             raise RecipeError(f"These parts cannot train this model: {problem}. Use plain ops, or another model.")
+        if problem := self.parts.train_ops.untrainable(network.dtype):
+            raise RecipeError(f"These parts cannot train such weights: {problem}, or use plain ops.")
+        if network.device.type == "cuda" and self.parts.train_ops.kernels:
+            with present(network.device):
+                native.prepare(self.parts.train_ops.kernels)
         self.task = task_of(task, network.config)
         fixed = constants(network)
         self.model: Any = mapped(network, lambda t: t if any(t is each for each in fixed) else t.detach().clone())
@@ -150,12 +147,13 @@ class Trainer:
             _groups(self.parameters.values(), self.settings.weight_decay), self.settings.optimizer,
             seed=self.settings.seed, **self.settings.of_optimizer,
         )  # fmt: skip
-        self.ranks = ranks()
         self.ranks.watch([*self.parameters.values()], self.optimizer.buffers)
         self.loss_scale = self.settings.loss_scale(network.dtype)
         self.num_steps = 0
         self.busy = Lock()
         self._staging = Staging(network.device)
+        own = proxy(self)  # a cycle would keep the weights until the collector comes by
+        self._launch = self.parts.step_launch(lambda given: own._run(given), network.device)
 
     @exclusive
     def step(self, examples: Sequence[Example], cancel: Cancel | None = None) -> Step:
@@ -167,19 +165,18 @@ class Trainer:
         begin, number = perf_counter(), self.num_steps
         batch = self._checked(examples)
         cancel = self.ranks.stops(cancel)
-        with memory_for("a training pass", remedy=REMEDY):
-            passes, losses = self._backward(batch, cancel)
-            total = self.ranks.total(losses.sum())
-            loss, norm = torch.stack([total, self.optimizer.grad_norm()]).tolist()
-            scale, lr = self.loss_scale.scale, self.settings.lr_at(number)
+        scale, lr = self.loss_scale.scale, self.settings.lr_at(number)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        with self._memory("a training pass"):
+            passes, losses, total = self._backward(batch, cancel)
+            loss, norm = self._launch(self._asked(total, lr)).tolist()  # the host waits here, and nowhere before
             grad_norm = norm / scale
             is_finite = math.isfinite(grad_norm)
             if not math.isfinite(loss) or not self.loss_scale.update(is_finite):
-                raise self._not_finite(passes, losses.tolist(), loss, grad_norm)
-            if is_finite:
-                for group in self.optimizer.param_groups:
-                    group["lr"] = lr
-                self.optimizer.step(scale=self.settings.clipping(grad_norm) / scale)
+                raise self._not_finite(passes, [float(each) for each in losses], loss, grad_norm)
+        if is_finite:
+            self.optimizer.count()
         self.num_steps += 1
         computed = sum(each.group.computed_tokens for each in passes)
         ms = (perf_counter() - begin) * 1e3
@@ -188,7 +185,11 @@ class Trainer:
             work=self._work(batch),
         )  # fmt: skip
 
-    def _work(self, batch: _Checked) -> Work:
+    def work(self, examples: Sequence[Example]) -> Work:
+        """What a step over these examples has to compute. Errors: those of `step`."""
+        return self._work(self._checked(examples))
+
+    def _work(self, batch: Checked) -> Work:
         head = self.task.head(self.model, self.parts.train_ops).weights
         sizes = tuple((len(text.ids), len(text.source)) for text in batch.texts)
         return Work(sizes, batch.num_labels, sum(weight.numel() for weight in head if weight.ndim > 1))
@@ -196,9 +197,10 @@ class Trainer:
     @exclusive
     def gradients(self, examples: Sequence[Example]) -> tuple[float, dict[str, Tensor]]:
         """The mean loss of examples, and each parameter's gradient by its path, in fp32. Nothing is updated."""
-        _, losses = self._backward(self._checked(examples), None)
+        with self._memory("a training pass"):
+            loss = float(self._backward(self._checked(examples), None)[2])
         grads = ((path, parameter.grad) for path, parameter in self.parameters.items())
-        return float(self.ranks.total(losses.sum())), {
+        return loss, {
             path: grad.to(torch.promote_types(grad.dtype, torch.float32)) / self.loss_scale.scale
             for path, grad in grads
             if grad is not None
@@ -210,10 +212,37 @@ class Trainer:
         """The mean loss of examples, without dropout and smoothing; nothing is updated. Errors: those of `step`."""
         batch = self._checked(examples)
         cancel = self.ranks.stops(cancel)
-        with memory_for("a pass over examples", remedy=REMEDY):
-            zero = torch.zeros((), device=self.model.device)
-            own = sum((self._loss(each, cancel, learns=False) for each in self._passes(batch)), zero)
-            return float(self.ranks.total(own)) / batch.num_labels
+        plain = replace(self.settings, dropout=0.0, attention_dropout=0.0, label_smoothing=0.0)
+
+        def work() -> list[Tensor]:
+            given = (self._given(each, batch, plain) for each in _until(cancel, self._passes(batch)))
+            return [self._loss(sent(each, self._staging)) for each in given]
+
+        with self._memory("a pass over examples"):
+            return float(self.ranks.together(work)[1]) / batch.num_labels
+
+    @exclusive
+    def reserve(self, batches: Iterable[Sequence[Example]], cancel: Cancel | None = None) -> None:
+        """Take all memory, and capture all launches, that steps over such batches will need: the largest pass first.
+
+        No weight changes. Without it, the first steps do so, and memory grows with the largest step so far. Errors:
+        those of `step`.
+        """
+        found: dict[Hashable, tuple[int, Given]] = {}
+        for examples in batches:
+            batch = self._checked(examples)
+            for number, each in enumerate(_until(cancel, self._passes(batch))):
+                given = self._given(each, batch, self.settings, is_first=number == 0)
+                size, kind = each.group.computed_tokens, self._launch.kind(given)
+                if kind not in found or size > found[kind][0]:
+                    found[kind] = size, given
+        no_number = torch.full((), torch.nan, device=self.model.device)  # such a step changes nothing
+        work: list[Given | _Asked] = [given for _, given in sorted(found.values(), key=lambda sized: -sized[0])]
+        work.append(self._asked(no_number, 0.0))
+        with self._memory("a training pass"), library_noise(0, self.model.device):  # others' draws stay theirs
+            for piece in _until(cancel, work):
+                for _ in range(1 + self._launch.is_captured):  # the first one is not captured
+                    self._launch(piece)
 
     @exclusive
     def save(self, folder: str | Path) -> Path:
@@ -245,88 +274,110 @@ class Trainer:
         self.loss_scale.load_state_dict(state.get("loss_scale"))
         self.num_steps = state["num_steps"]
 
+    def _memory(self, what: str) -> AbstractContextManager[None]:
+        """OutOfMemory where memory is full; what was kept for launches is then free again."""
+        return memory_for(what, free=self._launch.close, remedy=REMEDY)
+
     def trained(self) -> Any:
         """A copy of the weights as they are now, for an engine or `Model.save`."""
         return mapped(self.model, lambda tensor: tensor.detach().clone())
 
-    def _checked(self, examples: Sequence[Example]) -> _Checked:
-        """The texts and the labels of each; TrainingError, PromptError."""
-        if not examples:
-            raise TrainingError("There are no examples; give at least one.")
-        longest = self.config.context
-        for number, example in enumerate(examples, 1):
-            if not isinstance(example, Example):
-                raise TrainingError(f"Example {number} is {told(example)}, but it must be an Example(ids, labels).")
-            if len(example.ids) > longest:
-                raise TrainingError(
-                    f"Example {number} has {len(example.ids):,} tokens, but the model's context is {longest:,}. Cut it "
-                    "into pieces."
-                )
-        read = self.task.read(examples, self.config)
-        texts: Sequence[Readable] = [text for text, _ in read]
-        if isinstance(self.config, EncoderConfig):
-            texts = readable(texts, self.config, truncate=False)
-        elif isinstance(self.config, Seq2SeqConfig):
-            sources = checked_texts([text.source for text in texts], self.config)
-            texts = [Text(text.ids, None, text.asked, row) for text, row in zip(texts, sources, strict=True)]
-            long = next((number for number, text in enumerate(texts, 1) if len(text.ids) > longest), None)
-            if long is not None:
-                raise TrainingError(f"The answer of example {long} is longer than the model's context of {longest:,}.")
-        else:
-            ids = checked_texts([text.ids for text in texts], self.config)
-            texts = [Text(row, None, text.asked) for text, row in zip(texts, ids, strict=True)]
-        return _Checked(texts, [labels for _, labels in read], self.ranks.share(len(texts)))
+    def _checked(self, examples: Sequence[Example]) -> Checked:
+        """What can be learned from, of which this rank has its share. Errors: TrainingError, PromptError."""
+        return checked(examples, self.task, self.config, self.ranks.share(len(examples)))
 
-    def _passes(self, batch: _Checked) -> Iterator[_Pass]:
-        """The passes over this rank's share of a batch that have labels to learn from."""
-        texts = [batch.texts[number] for number in batch.numbers]
-        for group in self.parts.texts(texts, Batching(self.settings.batch_tokens)):
-            numbers = [batch.numbers[row] for row in group.numbers]
-            if labels := [label for number in numbers for label in batch.labels[number]]:
-                yield _Pass(group, labels, numbers)
+    def _passes(self, batch: Checked) -> Iterator[TrainPass]:
+        return batch.passes(self.parts.texts, self.settings.batch_tokens)
 
-    def _backward(self, batch: _Checked, cancel: Cancel | None) -> tuple[list[_Pass], Tensor]:
-        """The passes over a batch, and their shares of its mean loss; its scaled gradients lie with the parameters."""
-        passes, losses = [*self._passes(batch)], []
-        self.optimizer.zero_grad()
-        self.ranks.begin()
-        for each in passes:
-            loss = self._loss(each, cancel) / batch.num_labels
-            if each is passes[-1]:
-                self.ranks.last_pass()
-            (loss * self.loss_scale.scale).backward()
-            losses.append(loss.detach())
-        self.ranks.sum_gradients()
-        return passes, torch.stack(losses or [torch.zeros((), device=self.model.device)])
+    def _given(self, each: TrainPass, batch: Checked, settings: TrainSettings, is_first: bool = False) -> Given:
+        """What a pass reads, on the host."""
+        key, scale = noise_key(settings.seed, self.num_steps), self.loss_scale.scale
+        return each.laid_out(key, (batch.num_labels, scale), settings, is_first)
 
-    def _loss(self, each: _Pass, cancel: Cancel | None, learns: bool = True) -> Tensor:
-        """The sum of the losses of a pass. Errors: Cancelled."""
-        if cancel is not None and cancel.is_set():
-            raise Cancelled("The training was stopped.")
-        settings, read = self.settings, sent(each.group.laid_out(), self._staging)
-        drops = learns and (settings.dropout or settings.attention_dropout)
+    def _asked(self, loss: Tensor, lr: float) -> _Asked:
+        """What an update reads."""
+        numbers = as_integers(lr, self.loss_scale.scale, self.optimizer.num_steps + 1)
+        return _Asked(loss, numbers, self.settings)
+
+    def _backward(self, batch: Checked, cancel: Cancel | None) -> tuple[list[TrainPass], list[Tensor], Tensor]:
+        """The passes over a batch, their shares of its mean loss, and this one; its scaled gradients lie with the
+        parameters.
+        """
+        passes = [*self._passes(batch)]
+        if not passes:
+            self.optimizer.zero_grad()
+
+        def work() -> list[Tensor]:
+            losses = []
+            for each in _until(cancel, passes):
+                given = self._given(each, batch, self.settings, is_first=each is passes[0])
+                if each is passes[-1]:
+                    self.ranks.last_pass()
+                with self._noise(each):
+                    losses.append(self._launch(given))
+            return losses
+
+        return passes, *self.ranks.together(work, has_gradients=True)
+
+    def _noise(self, each: TrainPass) -> AbstractContextManager[None]:
+        """Libraries draw what attention drops in a pass from the seed, the step and the pass."""
+        if not self.settings.attention_dropout:
+            return nullcontext()
+        key = noise_key(noise_key(self.settings.seed, self.num_steps), each.numbers[0])
+        return library_noise(key, self.model.device)
+
+    def _run(self, given: Given | _Asked) -> Tensor:
+        """What is launched: it reads what it is given, on the device, and nothing else that changes between steps."""
+        return self._pass(given) if isinstance(given, Given) else self._updated(given)
+
+    def _pass(self, given: Given) -> Tensor:
+        """A pass forward and backward: its share of the batch's mean loss. Gradients add up to the first pass of a
+        step.
+        """
+        if given.is_first:
+            self.ranks.clear(self.optimizer)
+        num_labels, scale = given.scales.view(torch.float64).float()
+        loss = self._loss(given) / num_labels
+        (loss * scale).backward()
+        if given.is_first:
+            self.optimizer.collect()
+        return loss.detach()
+
+    @torch.no_grad()
+    def _updated(self, given: _Asked) -> Tensor:
+        """An update, unless a number of it is not finite: the loss, and the norm of the scaled gradients, [2]."""
+        lr, scale, step = given.numbers.view(torch.float64)
+        norm = self.optimizer.grad_norm()
+        skip = ~(norm.isfinite() & given.loss.isfinite())
+        factor = torch.where(skip, 1.0, given.settings.clipping(norm / scale) / scale)
+        wide = lr.dtype if lr.device.type == "cpu" else torch.float32
+        self.optimizer.update(Update(lr.to(wide), factor.to(wide), step.float(), skip))
+        return torch.stack([given.loss.double(), norm.double()])
+
+    def _loss(self, given: Given) -> Tensor:
+        """The sum of the losses of a pass that is on the device."""
+        settings, read, ops = given.settings, given.read, self.parts.train_ops
 
         def ops_of(batch: Batch, is_source: bool = False) -> Ops:
             """The ops of a pass, which drop what belongs to its tokens."""
-            if not drops:
-                return self.parts.train_ops.differentiable(None)
-            numbers = torch.tensor(each.numbers, device=batch.rows.device)[batch.rows]
+            if not (settings.dropout or settings.attention_dropout):
+                return ops.differentiable(None)
+            numbers = given.numbers[batch.rows]
             # A source has noise of its own.
-            keys = token_keys(settings.seed, self.num_steps, ~numbers if is_source else numbers, batch.positions)
-            drop = Dropout(settings.dropout, settings.attention_dropout, keys, batch.positions)
-            return self.parts.train_ops.differentiable(drop)
+            keys = token_keys(given.noise, ~numbers if is_source else numbers, batch.positions)
+            return ops.differentiable(Dropout(settings.dropout, settings.attention_dropout, keys, batch.positions))
 
         states = self._hidden(ops_of, read).index_select(0, read.asked)
-        wanted = torch.tensor(each.labels, device=states.device)
-        head = self.task.head(self.model, self.parts.train_ops.differentiable(None))
-        return self.parts.loss(states, wanted, head, settings.label_smoothing if learns else 0.0)
+        head = self.task.head(self.model, ops.differentiable(None))
+        return self.parts.loss(states, given.labels, head, settings.label_smoothing)
 
     def _hidden(self, ops_of: Callable[..., Ops], read: Pass) -> Tensor:
         made, ops = partial(self.parts.attend, empty=autograd, window=self.config.spec.window), ops_of(read.batch)
         if read.source is None:
             return self.model.hidden(ops, made(ops, read.batch, None), read)
         of_source = ops_of(read.source, is_source=True)
-        encoded = seq2seq.encode(self.model, of_source, made(of_source, read.source, None), read.source)
+        looks = made(of_source, read.source, None)
+        encoded = seq2seq.encode(self.model, of_source, looks, read.source, self.parts.cross_kv)
         attend = made(ops, read.batch, None, source=Source(read.source, tuple(encoded)))
         return seq2seq.forward(self.model, ops, attend, read.batch)
 
@@ -342,7 +393,7 @@ class Trainer:
                 found.setdefault(id(tensor), (path, tensor))
         return dict(found.values())
 
-    def _not_finite(self, passes: list[_Pass], losses: list[float], loss: float, grad_norm: float) -> TrainingError:
+    def _not_finite(self, passes: list[TrainPass], losses: list[float], loss: float, grad_norm: float) -> TrainingError:
         """What to tell of a step that cannot be made: which examples, and the first tensor that is not finite."""
         bad = [each for each, own in zip(passes, losses, strict=False) if not math.isfinite(own)][:1]
         examples = [str(number + 1) for number in sorted(n for each in bad or passes for n in each.numbers)]
@@ -357,6 +408,14 @@ class Trainer:
         )
 
 
+def _until(cancel: Cancel | None, found: Iterable[T]) -> Iterator[T]:
+    """The same, one by one. Errors: Cancelled."""
+    for each in found:
+        if cancel is not None and cancel.is_set():
+            raise Cancelled("The training was stopped.")
+        yield each
+
+
 def _groups(parameters: Any, weight_decay: float) -> list[dict[str, Any]]:
     """Matrices, which decay, and biases and norms, which do not."""
     kinds: dict[bool, list[Tensor]] = {True: [], False: []}
@@ -366,9 +425,15 @@ def _groups(parameters: Any, weight_decay: float) -> list[dict[str, Any]]:
     return [{"params": params, "weight_decay": decay[kind]} for kind, params in kinds.items() if params]
 
 
-def _check_parts(parts: Parts) -> None:
-    """RecipeError for parts that would be on and do nothing."""
-    if names := unread(parts, UNREAD):
+def _check_parts(parts: Parts, config: Config, group: Alone) -> None:
+    """RecipeError for parts that would be on and do nothing, and for captures of what waits for others."""
+    if getattr(parts.step_launch, "is_captured", False) and isinstance(group, Ranks):
         raise RecipeError(
-            f"These parts change {' and '.join(names)}, which training does not use. Leave out what changes them."
+            f"captured_steps trains in one process, and this is one of {group.num_ranks}, whose gradients are summed "
+            "while a pass runs. Leave it out."
+        )
+    if names := unread(parts, UNREAD if isinstance(config, Seq2SeqConfig) else (*UNREAD, "cross_kv")):
+        raise RecipeError(
+            f"These parts change {' and '.join(names)}, which training this model does not use. Leave out what changes "
+            "them."
         )

@@ -77,6 +77,8 @@ class Lab:
                 await panel.context.ready; await panel.sessionContext.ready;
                 for (let i = 0; i < 300 && panel.sessionContext.session?.kernel?.status !== 'idle'; i++)
                     await new Promise((done) => setTimeout(done, 100));
+                // The page asks a new kernel for its widgets; those of a cell that runs meanwhile would be made twice.
+                await panel.sessionContext.session.kernel.requestCommInfo({ target_name: 'jupyter.widget' });
             }"""
         )
 

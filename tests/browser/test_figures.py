@@ -29,13 +29,14 @@ one, two = (load_result(PACKAGE / "recorded" / f"h200-{name}-gpt2-xl.json") for 
 box = FigureBox(height=260)
 box.show(plot(two, "waterfall"))
 chart = StripChart(title="steps", unit="ms", series=[{"name": "run", "color": theme.SELECTION}])
+chart.push([(0, i / 10, 20.0 + i % 7) for i in range(60)])
+chart.snapshot_now()
 page = W.VBox([W.HTML(theme.stylesheet()), box, chart]).add_class("eet-bench")
 display(page)
 """,
     "Shown(plot(one, 'memory'), 'Words under a figure of a lesson.')",
     "plot(one, 'latency').update_layout(height=300)",
 )
-POINTS = "chart.push([(0, i / 10, 20.0 + i % 7) for i in range(60)]); chart.snapshot_now()"
 HEIGHTS = [260, 174, 300]
 """Of the figure in a box, the one in a lesson, and the one that is a cell's own output."""
 INNER = 8
@@ -85,7 +86,6 @@ def figures(lab: Lab, lab_server: Server, page: Any) -> Lab:
     lab.run_all()
     page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot').length >= 3", timeout=60_000)
     page.wait_for_selector(".eet-strip[data-draws]")
-    lab.execute(POINTS)
     settled(page, lambda page: page.evaluate(POINTS_DRAWN))
     settled(page, fits)
     return lab

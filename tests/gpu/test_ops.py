@@ -10,6 +10,7 @@ from every_shape import every_shape
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import cuda, native, reference
+from eet_lab.ops.attention import within_window
 from eet_lab.ops.cases import CASES, Case
 from eet_lab.ops.cuda.attention import Split
 from eet_lab.ops.encoder_cases import ENCODER_CASES
@@ -52,6 +53,14 @@ def run(case, inputs):
     return Case.call(case, getattr(cuda, case.op), inputs, fresh)
 
 
+def as_a_step_gives_them(shape):
+    """Inputs with the first column that a window shows, which a step of the model computes once for all layers."""
+    inputs, window = shape.inputs("cuda", torch.float16, 0), getattr(shape, "window", None)
+    if window is None or not getattr(shape, "decode", False):
+        return inputs
+    return tuple(within_window(each, window, fresh) if isinstance(each, Batch) else each for each in inputs)
+
+
 def real(inputs):
     """Which outputs are to be looked at: not those of pads."""
     batch = next((each for each in inputs if isinstance(each, Batch)), None)
@@ -88,7 +97,7 @@ def test_launches_are_as_many_as_a_step_is_said_to_have(case, shape):
     """Whatever kernel takes the shape; cuBLAS may add up the parts of a product, and end it, in one more."""
     if not getattr(shape, "T", True):
         pytest.skip("without tokens there is nothing to launch")
-    inputs = shape.inputs("cuda", torch.float16, 0)
+    inputs = as_a_step_gives_them(shape)
 
     def more(*arguments, empty, **keywords):
         return OPS[case.op].more_launches(*arguments, **keywords)

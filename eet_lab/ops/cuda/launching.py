@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from eet_lab.errors import KernelError
+from eet_lab.ops import native
 from eet_lab.ops.fits import Shapes, refuses, unfit
+from eet_lab.ops.noise import SEVERAL
+from eet_lab.ops.types import Noise
 
 DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 ACTS: dict[str | None, int] = {
@@ -97,6 +100,16 @@ def gpu() -> Limits:
     return limits() or HOPPER
 
 
+@cache
+def _are_available(device: torch.device) -> bool:
+    return native.available(device) is None
+
+
+def takes(x: Tensor) -> bool:
+    """Whether kernels can be built for a tensor's device, and take its dtype: for interfaces that take any."""
+    return x.is_cuda and x.dtype in DTYPES and _are_available(x.device)
+
+
 def stream_of(x: Tensor) -> int:
     """The stream that torch launches on at present."""
     return torch._C._cuda_getCurrentRawStream(x.device.index)
@@ -121,6 +134,17 @@ def check(x: Tensor, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> N
             f"{name} is {tuple(x.shape)} {x.dtype}{'' if x.is_contiguous() else ', not contiguous'}; "
             f"the kernel needs {tuple(shape)} {dtype}, contiguous. {_made_fit(x, dtype, shape)}"
         )
+
+
+def drop_arguments(noise: Noise | None, T: int) -> dict[str, Any]:
+    """What a call drops, for launchers (csrc/eet/drop.cuh)."""
+    if noise is None:
+        return {"drop_tokens": None, "drop_call": 0, "drop_below": 0, "drop_scale": 1.0}
+    check(noise.tokens, "the keys of what is dropped", torch.int64, (T,))
+    below, scale = int(noise.p * SEVERAL), 1 / (1 - noise.p)
+    return {
+        "drop_tokens": noise.tokens.data_ptr(), "drop_call": noise.call, "drop_below": below, "drop_scale": scale,
+    }  # fmt: skip
 
 
 def _made_fit(x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> str:

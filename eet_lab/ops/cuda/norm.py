@@ -22,8 +22,20 @@ def norm_arguments(w: Norm) -> dict[str, Any]:
 
 
 @needs("norm")
-def norm(x: Tensor, w: Norm, *, empty: Empty, rows: int = 1, dependent: bool = False) -> Tensor:
-    """Layer norm, or RMS norm without a bias: [T,C] -> [T,C]. C a multiple of 8; `rows` one of INTERLEAVED."""
+def norm(
+    x: Tensor,
+    w: Norm,
+    *,
+    empty: Empty,
+    rows: int = 1,
+    dependent: bool = False,
+    mean: Tensor | None = None,
+    scale: Tensor | None = None,
+) -> Tensor:
+    """Layer norm, or RMS norm without a bias: [T,C] -> [T,C]. C a multiple of 8; `rows` one of INTERLEAVED.
+
+    `mean` and `scale` [T] fp32 get each row's mean, and 1 / standard deviation, for a backward pass.
+    """
     T, C = _check_rows(x, rows)
     if C % 8:
         raise KernelError(f"x has {C} channels; the norm kernel needs a multiple of 8. {REMEDY}")
@@ -34,8 +46,8 @@ def norm(x: Tensor, w: Norm, *, empty: Empty, rows: int = 1, dependent: bool = F
     if x.is_meta or not T:
         return out
     native.loaded("norm").eet_norm(
-        out=at(out), x=at(x), **norm_arguments(w), dtype=DTYPES[x.dtype], T=T, C=C, X=rows,
-        dependent=dependent, stream=stream_of(x),
+        out=at(out), mean=at(mean), scale=at(scale), x=at(x), **norm_arguments(w), dtype=DTYPES[x.dtype], T=T, C=C,
+        X=rows, dependent=dependent, stream=stream_of(x),
     )  # fmt: skip
     return out
 

@@ -1,0 +1,119 @@
+"""Batching policies on the GPU, without HTTP: the highest load that each serves in time, and simulations beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from eet_lab.models import Model
+from eet_lab.scheduling.agreement import agreement
+from eet_lab.scheduling.choices import capacity, fitting_policies
+from eet_lab.scheduling.cost import CostTable
+from eet_lab.scheduling.policy import BasePolicy
+from eet_lab.scheduling.served import Latencies
+from eet_lab.scheduling.simulator import simulate_traffic
+from eet_lab.scheduling.traffic import Gamma, Lengths, Traffic, Uniform, make_traffic
+from eet_lab.serving.live import serve_traffic
+from eet_lab.serving.profile import profile
+from h200.session import Session
+
+P99_MS = 50.0
+"""The latest that 99 of 100 texts may be read."""
+SPAN_S = 1.0
+"""How long texts come, at a load that is tried."""
+FEWEST, MOST = 300, 10_000
+TRIES = 5
+NAMES = ("no_batching", "naive_padding", "length_buckets", "dynamic_program", "token_budget")
+LENGTHS = (Uniform(5, 500), Uniform(2, 100))
+AXES = (0, 1, 64, 256, 512, 1024, 2047), (1, 4, 16, 64), (16, 320, 1300)
+"""What is measured of a decoder: tokens beyond one a row, rows, and columns that a row sees."""
+LOAD = 0.7
+"""The share of the capacity at which a simulation is held against what is measured."""
+
+
+def highest_loads(name: str) -> Callable[[Session], Any]:
+    """For each policy of an encoder: the most requests a second of which 99 % are read within `P99_MS`.
+
+    A search by simulation says where to look; what is measured there, and around it, counts.
+    """
+
+    def work(session: Session) -> Any:
+        model = session.model("smoke-encoder" if session.smoke else name)
+        table, found = profile(model, progress=None, cancel=session.deadline), dict[str, Any]()
+        for lengths in (Uniform(1, 20), Uniform(2, 9)) if session.smoke else LENGTHS:
+            found[str(lengths)] = {}
+            for policy in NAMES:
+                found[str(lengths)][policy] = told = _highest(session, model, table, lengths, policy)
+                print(lengths, policy, json.dumps(told), flush=True)
+        (session.out / f"policies-{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+        return found
+
+    return work
+
+
+def simulated_beside_measured(name: str, recipe: str, chunks: tuple[int, ...]) -> Callable[[Session], Any]:
+    """One trace of a decoder at 70 % load for each size of chunk: times of a simulation, and those of the GPU."""
+
+    def work(session: Session) -> Any:
+        model = session.model("smoke" if session.smoke else name)
+        words, axes, lengths, answers = recipe, AXES, Uniform(100, 1024), Uniform(50, 200)
+        if session.smoke:
+            words, axes = "all,continuous_batching:rows=2:budget=8:chunk=8", ((0, 1, 7), (1, 2), (4, 10))
+            lengths, answers = Uniform(3, 6), Uniform(2, 4)
+        table = profile(model, words, axes=axes, cancel=session.deadline)
+        rows, budget = table.most_rows, table.most_tokens
+        joining = [f"continuous_batching:max_rows={rows}:budget={budget}:chunk={min(c, budget)}" for c in chunks]
+        rate = LOAD * capacity(joining[0], lengths, answers, table)
+        traffic = make_traffic(20 if session.smoke else 400, Gamma(rate), lengths, answers, seed=1)
+        found: dict[str, Any] = {"rate": rate, "requests": len(traffic)}
+        for told in joining:
+            [policy] = fitting_policies([told], traffic, table)
+            simulated = simulate_traffic(traffic, policy, table)
+            measured = serve_traffic(model, traffic, policy, table, cancel=session.deadline)
+            both = {each.name: each._asdict() | {"error": each.error} for each in agreement(simulated, measured)}
+            found[told] = {"agreement": both, "measured": measured.percentiles}
+            print(told, json.dumps(found[told]), flush=True)
+        (session.out / f"simulated-{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+        return found
+
+    return work
+
+
+def _highest(session: Session, model: Model, table: CostTable, lengths: Lengths, name: str) -> dict[str, Any]:
+    """By bisection, first in simulation and then measured between half and one and a half times of what that says."""
+    most = capacity(name, lengths, Uniform(1, 1), table)
+
+    def simulated(rate: float) -> Latencies:
+        traffic, policy = _traffic(rate, lengths, name, table)
+        return simulate_traffic(traffic, policy, table)
+
+    def measured(rate: float) -> Latencies:
+        traffic, policy = _traffic(rate, lengths, name, table)
+        return serve_traffic(model, traffic, policy, table, cancel=session.deadline)
+
+    expected, _ = _bisected(simulated, most / 100, most * 1.1, 3 if session.smoke else 8)
+    reached, at = _bisected(measured, expected / 2, expected * 1.5, 2 if session.smoke else TRIES)
+    return {"simulated_per_s": expected, "measured_per_s": reached, "at": at}
+
+
+def _bisected(
+    serve: Callable[[float], Latencies], low: float, high: float, tries: int
+) -> tuple[float, dict[str, Any] | None]:
+    """The highest rate that was in time, and what was seen there; `low` and None where none was."""
+    seen = None
+    for _ in range(tries):
+        rate = (low + high) / 2
+        served = serve(rate)
+        if served.percentiles["e2e_ms"]["p99"] <= P99_MS:
+            low, seen = rate, served.percentiles["e2e_ms"] | {"per_s": served.requests_per_s}
+        else:
+            high = rate
+    return low, seen
+
+
+def _traffic(rate: float, lengths: Lengths, name: str, table: CostTable) -> tuple[Traffic, BasePolicy]:
+    num = max(FEWEST, min(MOST, round(rate * SPAN_S)))
+    traffic = make_traffic(num, Gamma(rate), lengths, Uniform(1, 1), seed=1)
+    [policy] = fitting_policies([name], traffic, table)
+    return traffic, policy

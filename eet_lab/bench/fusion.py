@@ -1,0 +1,293 @@
+"""The fusion map: what each technique does to a training step, phase by phase.
+
+A step's launches, bytes and milliseconds forward, backward and in the update, before and after each technique, beside
+what it gains in a phase and what of that is left in the step (Amdahl).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from eet_lab.bench import timing
+from eet_lab.bench.environment import environment
+from eet_lab.bench.ladder import rungs_up
+from eet_lab.bench.launches import is_work
+from eet_lab.bench.measured import Environment, Spread
+from eet_lab.bench.phases import PHASES, Phases
+from eet_lab.bench.profiler_trace import ProfiledStep
+from eet_lab.bench.timeline import DEVICE
+from eet_lab.bench.timing import Rounds, Series, Stopwatch, Tally, check_repeats
+from eet_lab.bench.training_batch import Batch
+from eet_lab.bench.watch import Watch
+from eet_lab.bench.workloads import TrainBatch
+from eet_lab.devices import present
+from eet_lab.models import Model
+from eet_lab.parts import Parts
+from eet_lab.progress import Cancel, Progress
+from eet_lab.technique import registry
+from eet_lab.texts import RecipeLike, as_recipe
+from eet_lab.threads import cpu_threads
+
+KERNELS = "eet_lab.ops.cuda."
+"""Where functions are whose passes are kernels of ours, which PyTorch's dispatcher does not see."""
+WARM = 2
+
+
+class PhaseWork(NamedTuple):
+    """What a phase of a step launches, moves and takes. `launches` are kernels and copies, on a CPU calls of PyTorch;
+    `num_bytes` are the inputs and outputs of each; `ms` is that of a step whose passes are not captured.
+    """
+
+    launches: int
+    num_bytes: int
+    ms: float
+
+
+class Gain(NamedTuple):
+    """The phase that a technique shortens most, how many times as fast it and the step are, and the share of the step
+    that the phase was before: were it gone, the step would be `most` times as fast.
+    """
+
+    phase: str
+    of_phase: float
+    of_step: float
+    share: float
+
+    @property
+    def most(self) -> float:
+        """Amdahl's bound."""
+        return 1 / (1 - self.share) if self.share < 1 else float("inf")
+
+
+@dataclass(frozen=True)
+class FusionRung:
+    """A recipe's step: `name` and `title` are those of the technique that it has more than the one before."""
+
+    name: str
+    title: str
+    recipe: str
+    work: Mapping[str, PhaseWork]
+    step_ms: Spread
+
+    def gain(self, before: FusionRung) -> Gain:
+        """What came with the technique."""
+        phase = max(PHASES, key=lambda each: before.work[each].ms - self.work[each].ms)
+        old, new = before.work[phase].ms, self.work[phase].ms
+        share = old / sum(work.ms for work in before.work.values())
+        return Gain(phase, old / new, before.step_ms.p50 / self.step_ms.p50, share)
+
+
+@dataclass(frozen=True)
+class FusionMap:
+    """The baseline's step, and that with each technique more."""
+
+    environment: Environment
+    workload: str
+    rungs: tuple[FusionRung, ...]
+
+    @property
+    def pairs(self) -> Sequence[tuple[FusionRung, FusionRung]]:
+        """Each step with the one before."""
+        return list(pairwise(self.rungs))
+
+    def to_frame(self) -> Any:
+        """A row for each technique and phase."""
+        import pandas as pd
+
+        rows = [
+            {"technique": rung.name or "baseline", "phase": phase, **work._asdict(), "step_ms": rung.step_ms.p50}
+            for rung in self.rungs
+            for phase, work in rung.work.items()
+        ]
+        return pd.DataFrame.from_records(rows, index=["technique", "phase"])
+
+
+def fusion_map(
+    model: Model,
+    workload: TrainBatch | str,
+    recipe: RecipeLike = "all",
+    *,
+    repeats: int = 5,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> FusionMap:
+    """The step of a batch such as `train:demo/b8/s64`, as the techniques of a recipe are added to it one by one.
+
+    Phases are those of passes that are launched one by one, and the step's milliseconds those of the recipe as it is.
+    `plot(result, "fusion")` draws it. Errors: RecipeError, PromptError, ModelError, TrainingError, OutOfMemory,
+    Cancelled, and MonitorError where another profiler is at work.
+    """
+    check_repeats(repeats)
+    full = as_recipe(recipe, model.device, model.config.in_training)
+    batch = Batch.of(TrainBatch.of(workload, model), model)
+    climb = rungs_up(full)
+    tally = Tally(len(climb) * (1 + 2 * repeats), progress)
+    with cpu_threads(model.device), present(model.network.device):
+        rungs = []
+        for _, _, chosen in climb:
+            timing.check(cancel)
+            tally.say(f"counting the step of {chosen}")
+            rungs.append(_Rung(batch, chosen.parts, model.device, cancel))
+            tally.finish()
+        steps = [Series(str(chosen), rung.step_ms) for (_, _, chosen), rung in zip(climb, rungs, strict=True)]
+        phases = [Series(f"phases of {each.name}", rung.phase_ms) for each, rung in zip(steps, rungs, strict=True)]
+        timing.in_turn([*steps, *phases], Rounds(repeats), tally, cancel)
+    found = []
+    for (name, _, chosen), rung, step, phase in zip(climb, rungs, steps, phases, strict=True):
+        title = registry()[name].title if name in registry() else name or "baseline"
+        found.append(FusionRung(name, title, str(chosen), rung.work(phase.runs), _spread(step.runs)))
+    return FusionMap(environment(model), str(workload), tuple(found))
+
+
+def _spread(runs: Sequence[float]) -> Spread:
+    found = Spread.of(runs)
+    assert found is not None
+    return found
+
+
+class _Rung:
+    """A recipe's two trainers: one as it is, and one whose phases are told; the latter's step is counted."""
+
+    def __init__(self, batch: Batch, parts: Parts, device: str, cancel: Cancel | None) -> None:
+        self._batch, self._device, self._cancel = batch, device, cancel
+        self._phases = Phases(lambda phase: self._begin(phase))
+        self._begin: Any = lambda phase: None
+        self._plain, self._seen = (batch.trainer(each) for each in (parts, self._phases.within(parts)))
+        for trainer in (self._plain, self._seen):
+            for _ in range(WARM):
+                self._take(trainer)
+        self._launches, self._bytes = self._counted()
+
+    def step_ms(self) -> float:
+        """A step of the recipe as it is."""
+        return timing.took_ms(partial(self._take, self._plain), self._device)
+
+    def phase_ms(self) -> dict[str, float]:
+        """A step whose phases are timed."""
+        clock, marks = Stopwatch(self._device), list[tuple[str, int]]()
+
+        def begin(phase: str) -> None:
+            marks.append((phase, clock.mark()))
+
+        self._begin = begin
+        self._step()
+        clock.mark()
+        found = dict.fromkeys(PHASES, 0.0)
+        for phase, mark in marks:
+            found[phase] += clock.between_ms(mark, mark + 1)
+        return found
+
+    def work(self, runs: Sequence[Mapping[str, float]]) -> dict[str, PhaseWork]:
+        """What the phases do, with the medians of their times."""
+        return {
+            phase: PhaseWork(self._launches[phase], self._bytes[phase], _spread([run[phase] for run in runs]).p50)
+            for phase in PHASES
+        }
+
+    def _take(self, trainer: Any) -> None:
+        trainer.step(self._batch.examples, self._cancel)
+
+    def _step(self) -> None:
+        self._phases.start()
+        self._take(self._seen)
+
+    def _counted(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        counter = _Moved()
+        self._begin, self._phases.of_loss = counter.begin, counter.note_kernels
+        with counter:
+            self._step()
+        self._phases.of_loss = None
+        if self._device == "cpu":
+            return counter.calls, counter.num_bytes
+        with closing(Watch(self._device)) as watch:
+            self._begin = watch.begin
+            watch.watch(self._step)
+            watch.finish()
+            [step] = watch.steps()
+        if any(span.kind == "own kernel" and phase == "update" for phase, span in _of_phases(step)):
+            counter.num_bytes["update"] += _update_bytes(self._seen.optimizer)
+        return Counter(phase for phase, _ in _of_phases(step)), counter.num_bytes
+
+
+class _Moved(TorchDispatchMode):
+    """Counts the calls of PyTorch in each phase, and the bytes of what they read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.num_bytes = Counter[str](), Counter[str]()
+        self._phase = ""
+
+    def begin(self, phase: str) -> None:
+        """What comes now is of this phase."""
+        self._phase = phase
+
+    def note_kernels(self, loss: Tensor) -> None:
+        """Add the bytes of our own kernels, which are behind nodes of the loss's graph."""
+        for node in _nodes(loss):
+            if getattr(type(node), "_forward_cls", type(node)).__module__.startswith(KERNELS):
+                outer = sum(_meta_bytes(each) for each in node._input_metadata)
+                outer += sum(_read_bytes(*each) for each in node.next_functions)
+                self.num_bytes["forward"] += outer
+                self.num_bytes["backward"] += outer + sum(_bytes(each) for each in node.saved_tensors)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if is_work(function):
+            moved = {id(t): t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)}
+            self.calls[self._phase] += 1
+            self.num_bytes[self._phase] += sum(map(_bytes, moved.values()))
+        return result
+
+
+def _nodes(loss: Tensor) -> Iterator[Any]:
+    """The nodes of a loss's graph, each once."""
+    left, known = [loss.grad_fn], set[Any]()
+    while left:
+        node = left.pop()
+        if node is not None and node not in known:
+            known.add(node)
+            left += [following for following, _ in node.next_functions]
+            yield node
+
+
+def _bytes(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.numel() * tensor.element_size()
+
+
+def _meta_bytes(meta: Any) -> int:
+    return torch.Size(meta.shape).numel() * meta.dtype.itemsize
+
+
+def _read_bytes(node: Any, place: int) -> int:
+    """The bytes of what a function has read, if it is differentiated."""
+    if node is None:
+        return 0
+    return _bytes(node.variable) if hasattr(node, "variable") else _meta_bytes(node._input_metadata[place])
+
+
+def _update_bytes(optimizer: Any) -> int:
+    """What one update by a kernel moves: gradients are read, and weights and moments are read and written."""
+    found = 0
+    for buffer in optimizer.buffers:
+        found += _bytes(buffer.grads) + 2 * sum(map(_bytes, (buffer.weights, buffer.master, *buffer.moments.values())))
+    return found
+
+
+def _of_phases(step: ProfiledStep) -> Iterator[tuple[str, Any]]:
+    """Each kernel or copy, with the phase in which it was launched."""
+    phases = [span for span in step.spans if span.kind == "phase" and span.lane == "host"]
+    for span in step.spans:
+        if span.kind in DEVICE and span.launch is not None:
+            at = step.spans[span.launch].start_us
+            yield next((each.name for each in phases if each.start_us <= at < each.end_us), PHASES[0]), span

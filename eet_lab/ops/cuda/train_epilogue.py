@@ -1,0 +1,141 @@
+"""What follows the product of a linear layer that is trained: bias, activation, dropout and residual in one launch.
+
+T tokens, C channels, N outputs of the product, F of what comes out: N, or N/2 where the activation is gated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eet_lab.ops import native, reference
+from eet_lab.ops.cuda.launching import (
+    DTYPES,
+    GATED,
+    at,
+    check,
+    drop_arguments,
+    gpu,
+    needs,
+    number_of,
+    stream_of,
+    unfit_act,
+)
+from eet_lab.ops.cuda.plan import ceil
+from eet_lab.ops.fits import Shapes, refuses
+from eet_lab.ops.types import Drop, Empty, Linear, Noise, all_kept
+
+WARPS, VECTOR_BYTES = 8, 16  # rows that a block has at a time, each a warp's
+BLOCKS = {False: 4, True: 3}  # of a multiprocessor, by whether it is gated: one wave
+
+
+def unfit_width(model: Shapes) -> str | None:
+    """Why a kernel over hidden states does not take a model, or None."""
+    C = model.hidden_size
+    return f"the kernels take a multiple of 8 channels, and the model has {C:,}" if C % 8 else None
+
+
+def _unfit_inner(model: Shapes) -> str | None:
+    if model.ffn_size % 8:
+        return f"the kernels take a multiple of 8 channels, and the model's layers have {model.ffn_size:,} inside"
+    return unfit_act(model) or unfit_width(model)
+
+
+@refuses(_unfit_inner)
+@needs("train_epilogue")
+def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty, linear: Callable = reference.linear) -> Tensor:
+    """act(linear(x)): [T,C] -> [T,F]. Of an activated layer the product without its bias is kept, and nothing else."""
+    if act is None:
+        return linear(x, w, empty=empty)
+    return Epilogue.apply(linear(x, w._replace(bias=None), empty=empty), w.bias, None, act, None)
+
+
+@refuses(unfit_width)
+@needs("train_epilogue")
+def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, drop: Drop = all_kept) -> Tensor:
+    """linear(x) + residual: [T,C], [T,N] -> [T,N]. Kept is nothing; what is dropped is drawn again."""
+    y = reference.linear(x, w._replace(bias=None), empty=empty)
+    return Epilogue.apply(y, w.bias, residual, None, drop.noise())
+
+
+@refuses(unfit_width)
+@needs("train_epilogue")
+def dropped(x: Tensor, drop: Drop) -> Tensor:
+    """What a training pass keeps of hidden states: [T,C] -> [T,C]."""
+    noise = drop.noise()
+    return x if noise is None else Epilogue.apply(x, None, None, None, noise)
+
+
+class Epilogue(torch.autograd.Function):
+    """drop(act(y + bias)) + residual."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, bias: Tensor | None, residual: Tensor | None, act: str | None, noise: Noise | None
+    ) -> Tensor:
+        ctx.save_for_backward(*((y, bias) if act else (None, None)))
+        ctx.act, ctx.noise = act, noise
+        return epilogue(y, bias, residual, act, noise)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        y, bias = ctx.saved_tensors
+        dout = grads[0].contiguous()
+        dy, dbias = epilogue_backward(dout, y, bias, ctx.act, ctx.noise, wants_bias=ctx.needs_input_grad[1])
+        return dy, dbias, dout if ctx.needs_input_grad[2] else None, None, None
+
+
+def epilogue(y: Tensor, bias: Tensor | None, residual: Tensor | None, act: str | None, noise: Noise | None) -> Tensor:
+    """drop(act(y + bias)) + residual: y [T,N], bias [N], residual [T,F] -> [T,F]. One launch; F a multiple of 8."""
+    (T, N), dtype = y.shape, y.dtype
+    F = N // 2 if act in GATED else N
+    check(y, "y", dtype, (T, N))
+    for name, part, shape in (("bias", bias, (N,)), ("residual", residual, (T, F))):
+        if part is not None:
+            check(part, name, dtype, shape)
+    out = y.new_empty(T, F)
+    native.loaded("train_epilogue").eet_train_epilogue(
+        out=at(out), y=at(y), bias=at(bias), residual=at(residual), **drop_arguments(noise, T), **_how(act, y, F),
+    )  # fmt: skip
+    return out
+
+
+def epilogue_backward(
+    dout: Tensor,
+    y: Tensor | None,
+    bias: Tensor | None,
+    act: str | None,
+    noise: Noise | None,
+    *,
+    wants_bias: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of y [T,N] and, where it is wanted, of the bias [N]; y and bias are those of an activation.
+
+    Without an activation and dropout that of y is `dout` itself. At most two launches, and none where there is nothing
+    to do.
+    """
+    T, F = dout.shape
+    N = 2 * F if act in GATED else F
+    is_same = act is None and noise is None
+    dy = None if is_same else dout.new_empty(T, N)
+    dbias = dout.new_empty(N) if wants_bias else None
+    how = _how(act, dout, F)
+    if dy is not None or wants_bias:
+        partial = torch.empty(how["R"] if wants_bias else 0, N, dtype=torch.float32, device=dout.device)
+        native.loaded("train_epilogue").eet_train_epilogue_backward(
+            dy=at(dy), dbias=at(dbias), partial=at(partial), dout=at(dout), y=at(y), bias=at(bias),
+            **drop_arguments(noise, T), **how,
+        )  # fmt: skip
+    return dout if dy is None else dy, dbias
+
+
+def _how(act: str | None, x: Tensor, F: int) -> dict[str, Any]:
+    """The rest of the arguments of both launchers."""
+    gated, strips = act in GATED, ceil(F * x.element_size(), 32 * VECTOR_BYTES)
+    R = max(1, min(ceil(len(x), WARPS), BLOCKS[gated] * gpu().num_blocks // strips))
+    how = {"act": number_of(act), "gated": gated, "dtype": DTYPES[x.dtype]}
+    return how | {"T": len(x), "F": F, "R": R, "stream": stream_of(x)}

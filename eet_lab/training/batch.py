@@ -1,0 +1,115 @@
+"""A batch of training: checked, divided into passes, and laid out in tensors on the host.
+
+T tokens of a pass, N of them with a label, B texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eet_lab.engine.encode import readable
+from eet_lab.engine.settings import checked_texts
+from eet_lab.errors import TrainingError
+from eet_lab.models.config import Config, EncoderConfig, Seq2SeqConfig
+from eet_lab.parts.losses import IGNORED
+from eet_lab.parts.passes import Batching, Group, Pass, Readable, Text
+from eet_lab.parts.protocols import LaysOutTexts
+from eet_lab.training.settings import TrainSettings
+from eet_lab.training.tasks import Example, TrainTask
+from eet_lab.words import told
+
+
+class Given(NamedTuple):
+    """All that a pass reads. On the host or the device; what has 64 bits is sent as integers are."""
+
+    read: Pass
+    labels: Tensor  # [N] int64
+    numbers: Tensor  # [B] int64: of the texts in the batch
+    noise: Tensor  # [1] int64: the key of the step
+    scales: Tensor  # [2] float64, as int64: the number of the batch's labels, and the loss scale
+    settings: TrainSettings
+    is_first: bool = False  # in its step
+
+
+class TrainPass(NamedTuple):
+    """Texts that are read together; `numbers` are theirs in the batch, to which pads do not belong."""
+
+    group: Group
+    labels: np.ndarray  # [N] int64
+    numbers: list[int]
+
+    def laid_out(self, noise: int, scales: Sequence[float], settings: TrainSettings, is_first: bool) -> Given:
+        """The same in tensors; the numbers are those of `Given`."""
+        numbers = np.zeros(len(self.group.texts), np.int64)
+        numbers[: len(self.numbers)] = self.numbers
+        # How many are asked for of each text is no matter of the shape.
+        read, labels = self.group.laid_out()._replace(sizes=()), torch.from_numpy(self.labels)
+        key = torch.tensor([noise])
+        return Given(read, labels, torch.from_numpy(numbers), key, as_integers(*scales), settings, is_first)
+
+
+class Checked(NamedTuple):
+    """A batch that can be learned from, of which this rank reads the examples `numbers`."""
+
+    texts: Sequence[Readable]
+    labels: list[np.ndarray]
+    numbers: range
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(text.ids) + len(text.source) for text in self.texts)
+
+    @property
+    def num_labels(self) -> int:
+        return sum(map(len, self.labels))
+
+    def passes(self, layout: LaysOutTexts, batch_tokens: int) -> Iterator[TrainPass]:
+        """The passes over this rank's share that have labels to learn from; places without one are `IGNORED`."""
+        for group in layout([self.texts[number] for number in self.numbers], Batching(batch_tokens)):
+            numbers = [self.numbers[row] for row in group.numbers]
+            labels = np.concatenate([self.labels[number] for number in numbers])
+            if len(labels):
+                extra = np.full(group.num_asked - len(labels), IGNORED)
+                yield TrainPass(group, np.concatenate([labels, extra]), numbers)
+
+
+def checked(examples: Sequence[Example], task: TrainTask, config: Config, numbers: range) -> Checked:
+    """The texts and the labels of each. Errors: TrainingError, PromptError."""
+    if not examples:
+        raise TrainingError("There are no examples; give at least one.")
+    longest = config.context
+    for number, example in enumerate(examples, 1):
+        if not isinstance(example, Example):
+            raise TrainingError(f"Example {number} is {told(example)}, but it must be an Example(ids, labels).")
+        if len(example.ids) > longest:
+            raise TrainingError(
+                f"Example {number} has {len(example.ids):,} tokens, but the model's context is {longest:,}. Cut it "
+                "into pieces."
+            )
+    read = task.read(examples, config)
+    texts: Sequence[Readable] = [text for text, _ in read]
+    if isinstance(config, EncoderConfig):
+        texts = readable(texts, config, truncate=False)
+    elif isinstance(config, Seq2SeqConfig):
+        sources = checked_texts([text.source for text in texts], config)
+        texts = [Text(text.ids, None, text.asked, row) for text, row in zip(texts, sources, strict=True)]
+        long = next((number for number, text in enumerate(texts, 1) if len(text.ids) > longest), None)
+        if long is not None:
+            raise TrainingError(f"The answer of example {long} is longer than the model's context of {longest:,}.")
+    else:
+        ids = checked_texts([text.ids for text in texts], config)
+        texts = [Text(row, None, text.asked) for text, row in zip(texts, ids, strict=True)]
+    labels = [
+        np.asarray(text.ids[1:], np.int64) if own is None else own for text, (_, own) in zip(texts, read, strict=True)
+    ]
+    return Checked(texts, labels, numbers)
+
+
+def as_integers(*numbers: float) -> Tensor:
+    """Numbers of 64 bits, so that they are sent in the same copy as all others."""
+    return torch.tensor(numbers, dtype=torch.float64).view(torch.long)

@@ -1,0 +1,40 @@
+"""Attention that reads lengths from the device alone: every token against every other of its pass, in plain PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from eet_lab.ops.attention import heads
+from eet_lab.ops.types import NO_EXTRAS
+from eet_lab.parts import Parts
+
+
+def attention(qkv, kv, batch, spec, extras=NO_EXTRAS, *, empty, drop=None):
+    assert kv is None and spec.window is None and extras.bias is None
+    seen = batch.rows[:, None] == batch.rows
+    if spec.causal:
+        seen = seen & (batch.columns <= batch.columns[:, None])
+    return _attended(*heads(qkv, batch, spec, extras, empty=empty), seen, None, spec, drop)
+
+
+def cross_attention(q, kv, batch, source, spec, *, mask=None, empty, drop=None):
+    seen = batch.rows[:, None] == source.rows
+    return _attended(q.unflatten(-1, (-1, spec.head_dim)), *kv, seen, source.positions[None], spec, drop)
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, keys, spec, drop) -> Tensor:
+    """[T,H,D] and [S,G,D] -> [T,HD]."""
+    k, v = (part.repeat_interleave(spec.heads // spec.kv_heads, 1).transpose(0, 1) for part in (k, v))
+    scores = q.transpose(0, 1) @ k.transpose(1, 2) * (spec.head_dim**-0.5 if spec.scale is None else spec.scale)
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)[None]
+    dropped = drop.of_attention() if drop is not None else None
+    if dropped is not None:
+        weights = dropped(weights, tokens=torch.arange(len(q), device=q.device)[None], keys=keys)
+    return (weights[0] @ v).transpose(0, 1).flatten(1)
+
+
+def by_device(parts: Parts) -> Parts:
+    return replace(parts, train_ops=replace(parts.train_ops, attention=attention, cross_attention=cross_attention))

@@ -1,0 +1,137 @@
+"""The fusion map and the timeline of a training step: what its phases launch, move and take, and how that is drawn."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import families
+import pytest
+import torch
+from gpu_traces import Trace
+
+import eet_lab
+from eet_lab.bench import fusion
+from eet_lab.bench.fusion import FusionMap, FusionRung, Gain, PhaseWork, fusion_map
+from eet_lab.bench.measured import Spread
+from eet_lab.bench.phases import PHASES
+from eet_lab.bench.profiler_trace import PHASE, read_steps
+from eet_lab.bench.timeline import Timelines, decode, encode, write_trace
+from eet_lab.errors import Cancelled
+from eet_lab.figures.timeline import short_caption
+
+BATCH = "train:any/b3/s4-9"
+
+
+@pytest.fixture(scope="module")
+def mapped() -> FusionMap:
+    return fusion_map(families.ours("gpt2"), BATCH, "pre_padding,mask_removal,packed_prefill,flat_optimizer", repeats=1)
+
+
+@pytest.fixture(scope="module")
+def taken() -> Timelines:
+    return eet_lab.training_timelines(families.ours("gpt2"), BATCH, "flat_optimizer")
+
+
+def test_each_technique_changes_the_phases_that_it_is_for(mapped):
+    baseline, *_, packed, flat = mapped.rungs
+    assert [baseline.name, packed.name, flat.name] == ["", "packed_prefill", "flat_optimizer"]
+    assert all(work.launches and work.num_bytes and work.ms > 0 for rung in mapped.rungs for work in rung.work.values())
+    for phase in ("forward", "backward"):
+        assert packed.work[phase].launches < baseline.work[phase].launches, "one pass instead of three"
+        assert flat.work[phase][1:2] == packed.work[phase][1:2]
+    assert flat.work["update"].launches < packed.work["update"].launches / 4
+    frame = mapped.to_frame()
+    assert frame.loc[("flat_optimizer", "update"), "launches"] == flat.work["update"].launches
+
+
+def test_bytes_of_a_product_are_its_inputs_and_its_output():
+    left, right = torch.ones(3, 4), torch.ones(4, 5)
+    with fusion._Moved() as counter:
+        counter.begin("forward")
+        left @ right
+        left.view(4, 3)
+    assert counter.calls == {"forward": 1} and counter.num_bytes == {"forward": 4 * (12 + 20 + 15)}
+
+
+def test_bytes_of_kernels_are_those_of_their_functions(monkeypatch):
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            ctx.save_for_backward(x)
+            return x * 1.0
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad, grad[0]
+
+    monkeypatch.setattr(Kernel, "__module__", fusion.KERNELS + "train_norm")
+    x, weight = (torch.ones(*shape, requires_grad=True) for shape in ((3, 4), (4,)))
+    counter = fusion._Moved()
+    counter.note_kernels((Kernel.apply(x * 2, weight) * 3).sum())
+    assert counter.num_bytes == {"forward": 4 * (12 + 12 + 4), "backward": 4 * (12 + 12 + 4 + 12)}
+    buffer = SimpleNamespace(
+        weights=torch.ones(8, dtype=torch.bfloat16), grads=torch.ones(8, dtype=torch.bfloat16),
+        master=torch.ones(8), moments={"a": torch.ones(8), "b": torch.ones(8)},
+    )  # fmt: skip
+    assert fusion._update_bytes(SimpleNamespace(buffers=[buffer])) == 8 * (2 + 2 * (2 + 4 + 8))
+
+
+def test_a_gain_of_a_phase_is_bounded_by_its_share():
+    spread = Spread(10.0, 10.0, 10.0)
+    work = {phase: PhaseWork(9, 9, ms) for phase, ms in zip(PHASES, (3.0, 5.0, 2.0), strict=True)}
+    before = FusionRung("", "baseline", "baseline", work, spread)
+    after = FusionRung("x", "X", "x", {**work, "update": PhaseWork(1, 9, 0.5)}, Spread(8.5, 8.5, 8.5))
+    assert after.gain(before) == Gain("update", 4.0, 10 / 8.5, 0.2) and after.gain(before).most == 1.25
+
+
+def test_the_map_is_drawn_before_and_after_each_technique(mapped):
+    figure = eet_lab.plot(mapped, "fusion")
+    bars = [trace for trace in figure.data if trace.type == "bar"]
+    assert len(bars) == 3 * 3 * 2 * len(mapped.pairs) and {bar.name for bar in bars} == set(PHASES)
+    [words] = [trace for trace in figure.data if trace.type == "scatter"]
+    assert all("×, step " in text for text in words.text) and "were it gone" in words.customdata[0]
+    assert list(figure.layout.yaxis.ticktext) == [after.title for _, after in mapped.pairs]
+
+
+def test_a_timeline_has_each_pass_forward_and_backward_and_an_update(taken, tmp_path):
+    for timeline in taken:
+        phases = [span for span in timeline.spans if span.kind == "phase"]
+        assert [span.name for span in phases] == [*PHASES] * 3, "a text each"
+        assert phases[-1].end_us <= timeline.step_us + 0.01
+        for span in timeline.spans:
+            inside = next(p.name for p in reversed(phases) if p.start_us <= span.start_us)
+            assert inside == "forward" or span.kind != "op"
+        assert (timeline.stage, timeline.num_rows, timeline.num_columns) == ("train", 3, 4 + 6 + 9)
+        names = {span.name for span in timeline.spans if span.kind == "call"}
+        assert "mm" in names and not [name for name in names if "Backward0" in name]
+    assert decode(encode(taken)).selection.stage == "train"
+    assert short_caption(taken).startswith("One training step: 3 rows, 19 tokens")
+    events = json.loads(write_trace(tmp_path / "t.json", taken).read_text())["traceEvents"]
+    assert {"forward", "backward", "update"} <= {event["name"] for event in events if event.get("cat") == "phase"}
+    assert {"phase of the step", "call of PyTorch"} <= {trace.name for trace in eet_lab.plot(taken).data}
+
+
+def test_phases_on_a_gpu_are_those_of_their_launches():
+    trace = Trace()
+
+    def begins(phase):
+        return lambda: trace.host("user_annotation", PHASE + phase, trace.now, trace.now)
+
+    trace.step(
+        begins("forward"), lambda: trace.call("aten::mm", ("nvjet_a", 50.0)),
+        begins("backward"), lambda: trace.call("autograd::engine::evaluate_function: Mm", ("nvjet_b", 70.0)),
+        begins("update"), lambda: trace.call("aten::add_", ("nvjet_c", 9.0)),
+    )  # fmt: skip
+    [step] = read_steps(trace.content())
+    device = [span for span in step.spans if span.kind == "phase" and span.lane == "device"]
+    assert [(span.name, round(span.dur_us)) for span in device] == [("forward", 50), ("backward", 70), ("update", 9)]
+    assert [phase for phase, _ in fusion._of_phases(step)] == [*PHASES]
+
+
+def test_a_stop_ends_both():
+    stop = SimpleNamespace(is_set=lambda: True)
+    with pytest.raises(Cancelled):
+        fusion_map(families.ours("gpt2"), BATCH, "", cancel=stop)
+    with pytest.raises(Cancelled):
+        eet_lab.training_timelines(families.ours("gpt2"), BATCH, "", cancel=stop)
