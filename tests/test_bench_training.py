@@ -24,7 +24,7 @@ from eet_lab.commands.bench_tables import train_table
 from eet_lab.errors import ModelError, PromptError, RecipeError
 from eet_lab.models.config import PRESETS
 from eet_lab.training import Rows
-from eet_lab.training.trainer import Work
+from eet_lab.training.step import Work
 
 PROVIDERS = ("eet_lab", "hf-eager", "hf-sdpa")
 

@@ -55,6 +55,28 @@ def test_a_run_that_is_resumed_goes_on_to_the_bit(tmp_path, layout, changes):
     assert all(map(torch.equal, weights(second), weights(whole)))
 
 
+def test_the_next_batch_is_laid_out_while_a_step_runs_and_its_faults_come_in_turn():
+    """What `steps` makes is what `step` makes, dropout among it, and other calls may come in between."""
+    made = partial(Trainer, families.ours("qwen3").network, parts(RECIPES[3]), settings=SETTINGS)
+    alone, ahead, events = made(), made(), list[str]()
+
+    def batches():
+        for number in range(4):
+            events.append(f"asked for {number}")
+            yield language() if number < 3 else [Example([1, 10**6])]
+
+    found = []
+    with pytest.raises(PromptError, match="token 1,?000,?000"):  # noqa: PT012  what comes before it is looked at, too
+        for step in ahead.steps(batches()):
+            events.append(f"told {step.number}")
+            found.append(step.loss)
+            assert ahead.evaluate(language()) > 0
+    assert found == run(alone, range(3)) and all(map(torch.equal, weights(alone), weights(ahead)))
+    told = [f"told {number}" for number in range(3)]
+    assert events == ["asked for 0", "asked for 1", told[0], "asked for 2", told[1], "asked for 3", told[2]]
+    assert ahead.step(language()).loss == alone.step(language()).loss
+
+
 @pytest.mark.parametrize("before", MASTERS)
 @pytest.mark.parametrize("after", MASTERS)
 def test_a_run_is_resumed_with_another_master_copy_and_settings(tmp_path, before, after):

@@ -26,7 +26,7 @@ from eet_lab.monitor import free_bytes_of
 from eet_lab.ops.int8 import dequantized
 from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import Spec
-from eet_lab.training.trainer import Work
+from eet_lab.training.step import Work
 from eet_lab.words import MiB
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")

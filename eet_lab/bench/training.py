@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -126,11 +127,14 @@ def _ours(batch: Batch, recipe: Recipe) -> Sized:
     before = allocated(batch.network.device)
     trainer = batch.trainer(recipe.parts)
     trainer.step(batch.examples)  # which makes all that stays
-    return Sized(partial(trainer.step, batch.examples), checked, allocated(batch.network.device) - before)
+    held = allocated(batch.network.device) - before
+    return Sized(lambda num: [*trainer.steps(repeat(batch.examples, num))], checked, held)
 
 
 def _run(made: Sized, device: str) -> TimedSteps:
-    """Some steps; each ends with its loss on the host, so that all of the GPU's work is in its time."""
+    """Some steps; each ends with its loss on the host, so that all of the GPU's work is in its time. The host of ours
+    lays out the next batch meanwhile; peers are given one that is on the device.
+    """
     on_gpu = device == "cuda"
     before = torch.cuda.memory_allocated() if on_gpu else 0
     if on_gpu:
@@ -138,8 +142,7 @@ def _run(made: Sized, device: str) -> TimedSteps:
         torch.cuda.reset_peak_memory_stats()
 
     def work() -> None:
-        for _ in range(STEPS):
-            made.step()
+        made.steps(STEPS)
         if on_gpu:
             torch.cuda.synchronize()
 

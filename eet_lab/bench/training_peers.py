@@ -59,9 +59,9 @@ class Checked(NamedTuple):
 
 
 class Sized(NamedTuple):
-    """One who trains, once made: its step, what it told of the first batch, and the bytes that it holds."""
+    """One who trains, once made: so many of its steps, what it told of the first batch, and the bytes that it holds."""
 
-    step: Callable[[], Any]
+    steps: Callable[[int], Any]
     checked: Checked
     held_bytes: int
     remark: str = ""
@@ -116,7 +116,8 @@ def peer(network: Any, name: str, examples: Sequence[Example], dropout: float) -
     optimizer.zero_grad(set_to_none=True)
     model.train()
     step()
-    return Sized(step, checked, allocated(device) - before, _in_parts(name) if how.mode else "")
+    held, remark = allocated(device) - before, _in_parts(name) if how.mode else ""
+    return Sized(lambda num: [step() for _ in range(num)], checked, held, remark)
 
 
 def _compiled(model: Any, mode: str) -> Any:

@@ -4,8 +4,9 @@ from eet_lab.training.data import Examples, Rows
 from eet_lab.training.launch import launch
 from eet_lab.training.run import Evaluation, TrainRun, train
 from eet_lab.training.settings import TrainSettings
+from eet_lab.training.step import Step
 from eet_lab.training.tasks import IGNORED, Example
-from eet_lab.training.trainer import Step, Trainer
+from eet_lab.training.trainer import Trainer
 
 __all__ = [
     "IGNORED",

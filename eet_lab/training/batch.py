@@ -78,6 +78,14 @@ class Checked(NamedTuple):
                 yield TrainPass(group, np.concatenate([labels, extra]), numbers)
 
 
+class Ready(NamedTuple):
+    """A batch that can be learned from, and what each of its passes reads, but for what changes from step to step."""
+
+    batch: Checked
+    passes: list[TrainPass]
+    given: list[Given]
+
+
 def checked(examples: Sequence[Example], task: TrainTask, config: Config, numbers: range) -> Checked:
     """The texts and the labels of each. Errors: TrainingError, PromptError."""
     if not examples:

@@ -11,7 +11,8 @@ from eet_lab.errors import Cancelled, TrainingError
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.training.data import Batches, Numbered
-from eet_lab.training.trainer import Step, Trainer
+from eet_lab.training.step import Step
+from eet_lab.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ def train(
 
     try:
         evaluate()
-        while trainer.num_steps < max_steps:
-            steps.append(trainer.step(rows.batch(trainer.num_steps, batch_rows), cancel))
+        for step in trainer.steps((rows.batch(n, batch_rows) for n in range(trainer.num_steps, max_steps)), cancel):
+            steps.append(step)
             if on_step is not None:
                 on_step(steps[-1])
             if progress is not None:

@@ -17,6 +17,7 @@ from eet_lab.errors import ModelError, TrainingError
 from eet_lab.models import decoder, seq2seq
 from eet_lab.models.config import HEADS, Config, EncoderConfig, Seq2SeqConfig, VisionConfig
 from eet_lab.models.decoder import tensors
+from eet_lab.models.table import flat
 from eet_lab.parts import Ops
 from eet_lab.parts.losses import IGNORED, Head
 from eet_lab.parts.passes import Image, Readable, Text
@@ -216,3 +217,15 @@ def task_of(name: str | None, config: Config) -> TrainTask:
         raise TrainingError(f"task is {name!r}, and the model is {kind}, which cannot be trained on it.")
     TASKS[name].check(config)
     return TASKS[name]
+
+
+def trained(model: Any, head: Head, fixed: Sequence[Tensor]) -> dict[str, Tensor]:
+    """What a task reads of a model, by its path, but for `fixed`; a tensor that is there twice has its first one."""
+    embeddings = ("token_embedding", "position_embedding", "type_embedding", "cls_token", "patches")
+    body = (*embeddings, "norm", "layers", "encoder", "decoder")
+    read = [*(t for name in body for t in tensors(getattr(model, name, None))), *head.weights]
+    ids, found = {id(t) for t in read}, dict[int, tuple[str, Tensor]]()
+    for path, tensor in flat(model):
+        if id(tensor) in ids and not any(tensor is each for each in fixed):
+            found.setdefault(id(tensor), (path, tensor))
+    return dict(found.values())

@@ -6,9 +6,10 @@ T tokens of a pass, N of them with a label, B texts, C channels.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -21,12 +22,12 @@ from torch import Tensor
 
 from eet_lab.devices import present
 from eet_lab.engine.exclusive import exclusive
-from eet_lab.errors import Cancelled, ModelError, RecipeError, TrainingError
+from eet_lab.errors import Cancelled, ModelError, RecipeError
 from eet_lab.models import seq2seq
 from eet_lab.models.config import Config, Seq2SeqConfig
-from eet_lab.models.decoder import Decoder, mapped, tensors
+from eet_lab.models.decoder import Decoder, mapped
 from eet_lab.models.seq2seq import Seq2Seq
-from eet_lab.models.table import constants, flat
+from eet_lab.models.table import constants
 from eet_lab.models.vision import AnyEncoder
 from eet_lab.ops import native
 from eet_lab.ops.noise import Dropout, library_noise, noise_key, token_keys
@@ -38,51 +39,18 @@ from eet_lab.parts.passes import Pass
 from eet_lab.parts.staging import Staging, sent
 from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
-from eet_lab.training.batch import Checked, Given, TrainPass, as_integers, checked
+from eet_lab.training.batch import Checked, Given, Ready, TrainPass, as_integers, checked
 from eet_lab.training.ranks import Alone, ranks
 from eet_lab.training.ranks import Group as Ranks
 from eet_lab.training.settings import TrainSettings
-from eet_lab.training.tasks import Example, task_of
-from eet_lab.words import counted, some
+from eet_lab.training.step import Step, Work, not_finite
+from eet_lab.training.tasks import Example, task_of, trained
 
 T = TypeVar("T")
 
 REMEDY = f"Use a smaller batch_tokens, a smaller model, or bfloat16. {OTHERS}"
 UNREAD = ("ops", "weights", "kv_cache", "memory", "launch", "layers")
 """Slots that training does not read: parts that change them alone would be on and do nothing."""
-
-
-class Work(NamedTuple):
-    """What a step's arithmetic is counted from; pads are left out.
-
-    `sizes` are the tokens of each text and of its source; `head_size` the numbers in the matrices of the head, which
-    each of the labels reads.
-    """
-
-    sizes: tuple[tuple[int, int], ...]
-    num_labels: int
-    head_size: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of the optimizer. `loss` is the mean over all labels of the batch, and `grad_norm` is that before
-    gradients were clipped; `num_tokens` are those of the texts, `computed_tokens` the same with pads. A step whose
-    gradients overflowed in float16, as scaled by `loss_scale`, has updated nothing: `is_skipped`. `work` is what had to
-    be computed.
-    """
-
-    number: int
-    loss: float
-    grad_norm: float
-    lr: float
-    num_tokens: int
-    computed_tokens: int
-    num_passes: int
-    ms: float
-    loss_scale: float = 1.0
-    is_skipped: bool = False
-    work: Work | None = None
 
 
 class _Asked(NamedTuple):
@@ -140,7 +108,7 @@ class Trainer:
         self.task = task_of(task, network.config)
         fixed = constants(network)
         self.model: Any = mapped(network, lambda t: t if any(t is each for each in fixed) else t.detach().clone())
-        self.parameters = self._trained(fixed)
+        self.parameters = trained(self.model, self.task.head(self.model, self.parts.train_ops), fixed)
         for parameter in self.parameters.values():
             parameter.requires_grad_()
         self.optimizer = self.parts.optimizer(
@@ -162,19 +130,53 @@ class Trainer:
         Errors: TrainingError and PromptError before any work; TrainingError where the loss or a gradient is not finite;
         Cancelled; OutOfMemory in a pass. After each of them the weights are as they were before the step.
         """
-        begin, number = perf_counter(), self.num_steps
-        batch = self._checked(examples)
+        begin = perf_counter()
+        return self._step(self._ready(examples), cancel, begin)
+
+    def steps(self, batches: Iterable[Sequence[Example]], cancel: Cancel | None = None) -> Iterator[Step]:
+        """A step over each batch. The host checks and lays out the next one while the device computes.
+
+        A batch is asked for before the step over the one before it is told. Errors: those of `step`, each in its turn.
+        """
+        source = iter(batches)
+        failures, coming = list[Exception](), deque[Ready]()
+
+        def read() -> None:
+            try:
+                if (examples := next(source, None)) is not None:
+                    coming.append(self._ready(examples))
+            except Exception as error:  # noqa: BLE001  whatever it is: the step that is under way comes first
+                failures.append(error)
+
+        read()
+        while coming:
+            yield self._next(coming.popleft(), cancel, read)
+        if failures:
+            raise failures[0]
+
+    @exclusive
+    def _next(self, ready: Ready, cancel: Cancel | None, meanwhile: Callable[[], None]) -> Step:
+        return self._step(ready, cancel, perf_counter(), meanwhile)
+
+    def _step(
+        self, ready: Ready, cancel: Cancel | None, begin: float, meanwhile: Callable[[], None] | None = None
+    ) -> Step:
+        """A step over a batch that is laid out; `meanwhile` is called while the device computes."""
+        number, batch, passes = self.num_steps, ready.batch, ready.passes
         cancel = self.ranks.stops(cancel)
         scale, lr = self.loss_scale.scale, self.settings.lr_at(number)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         with self._memory("a training pass"):
-            passes, losses, total = self._backward(batch, cancel)
-            loss, norm = self._launch(self._asked(total, lr)).tolist()  # the host waits here, and nowhere before
+            losses, total = self._backward(ready, cancel)
+            made = self._launch(self._asked(total, lr))
+            if meanwhile is not None:
+                meanwhile()
+            loss, norm = made.tolist()  # the host waits here, and nowhere before
             grad_norm = norm / scale
             is_finite = math.isfinite(grad_norm)
             if not math.isfinite(loss) or not self.loss_scale.update(is_finite):
-                raise self._not_finite(passes, [float(each) for each in losses], loss, grad_norm)
+                raise not_finite(number, self.parameters, passes, [float(each) for each in losses], loss, grad_norm)
         if is_finite:
             self.optimizer.count()
         self.num_steps += 1
@@ -198,7 +200,7 @@ class Trainer:
     def gradients(self, examples: Sequence[Example]) -> tuple[float, dict[str, Tensor]]:
         """The mean loss of examples, and each parameter's gradient by its path, in fp32. Nothing is updated."""
         with self._memory("a training pass"):
-            loss = float(self._backward(self._checked(examples), None)[2])
+            loss = float(self._backward(self._ready(examples), None)[1])
         grads = ((path, parameter.grad) for path, parameter in self.parameters.items())
         return loss, {
             path: grad.to(torch.promote_types(grad.dtype, torch.float32)) / self.loss_scale.scale
@@ -299,25 +301,33 @@ class Trainer:
         numbers = as_integers(lr, self.loss_scale.scale, self.optimizer.num_steps + 1)
         return _Asked(loss, numbers, self.settings)
 
-    def _backward(self, batch: Checked, cancel: Cancel | None) -> tuple[list[TrainPass], list[Tensor], Tensor]:
-        """The passes over a batch, their shares of its mean loss, and this one; its scaled gradients lie with the
+    def _ready(self, examples: Sequence[Example]) -> Ready:
+        """Examples, checked and laid out. Errors: TrainingError, PromptError."""
+        batch = self._checked(examples)
+        passes = [*self._passes(batch)]
+        given = [self._given(each, batch, self.settings, is_first=each is passes[0]) for each in passes]
+        return Ready(batch, passes, given)
+
+    def _backward(self, ready: Ready, cancel: Cancel | None) -> tuple[list[Tensor], Tensor]:
+        """The shares of a batch's mean loss that its passes have, and this one; its scaled gradients lie with the
         parameters.
         """
-        passes = [*self._passes(batch)]
+        batch, passes = ready.batch, ready.passes
         if not passes:
             self.optimizer.zero_grad()
 
         def work() -> list[Tensor]:
             losses = []
-            for each in _until(cancel, passes):
-                given = self._given(each, batch, self.settings, is_first=each is passes[0])
+            for each, given in _until(cancel, zip(passes, ready.given, strict=True)):
                 if each is passes[-1]:
                     self.ranks.last_pass()
+                key, scale = noise_key(self.settings.seed, self.num_steps), self.loss_scale.scale
+                now = given._replace(noise=torch.tensor([key]), scales=as_integers(batch.num_labels, scale))
                 with self._noise(each):
-                    losses.append(self._launch(given))
+                    losses.append(self._launch(now))
             return losses
 
-        return passes, *self.ranks.together(work, has_gradients=True)
+        return self.ranks.together(work, has_gradients=True)
 
     def _noise(self, each: TrainPass) -> AbstractContextManager[None]:
         """Libraries draw what attention drops in a pass from the seed, the step and the pass."""
@@ -380,32 +390,6 @@ class Trainer:
         encoded = seq2seq.encode(self.model, of_source, looks, read.source, self.parts.cross_kv)
         attend = made(ops, read.batch, None, source=Source(read.source, tuple(encoded)))
         return seq2seq.forward(self.model, ops, attend, read.batch)
-
-    def _trained(self, fixed: Sequence[Tensor]) -> dict[str, Tensor]:
-        """What the task reads, by its path; a tensor that is there twice has its first one."""
-        embeddings = ("token_embedding", "position_embedding", "type_embedding", "cls_token", "patches")
-        body = (*embeddings, "norm", "layers", "encoder", "decoder")
-        read = [t for name in body for t in tensors(getattr(self.model, name, None))]
-        read += self.task.head(self.model, self.parts.train_ops).weights
-        ids, found = {id(t) for t in read}, dict[int, tuple[str, Tensor]]()
-        for path, tensor in flat(self.model):
-            if id(tensor) in ids and not any(tensor is each for each in fixed):
-                found.setdefault(id(tensor), (path, tensor))
-        return dict(found.values())
-
-    def _not_finite(self, passes: list[TrainPass], losses: list[float], loss: float, grad_norm: float) -> TrainingError:
-        """What to tell of a step that cannot be made: which examples, and the first tensor that is not finite."""
-        bad = [each for each, own in zip(passes, losses, strict=False) if not math.isfinite(own)][:1]
-        examples = [str(number + 1) for number in sorted(n for each in bad or passes for n in each.numbers)]
-        named = ((f"weight {path}", t) for path, t in self.parameters.items())
-        grads = ((f"gradient of {path}", t.grad) for path, t in self.parameters.items() if t.grad is not None)
-        first = next((name for name, t in (*named, *grads) if not bool(t.isfinite().all())), "none of the weights")
-        return TrainingError(
-            f"Step {self.num_steps} has a loss of {loss} and a gradient norm of {grad_norm}, and was left "
-            f"out: the weights are those before it. The first tensor that is not finite is the {first}, in a pass over "
-            f"{counted(len(examples), 'example')}, {some(examples)}. Use a smaller lr or max_grad_norm, more "
-            "warmup_steps, or look at these examples."
-        )
 
 
 def _until(cancel: Cancel | None, found: Iterable[T]) -> Iterator[T]:
