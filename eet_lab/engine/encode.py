@@ -258,12 +258,14 @@ def _name(group: Group) -> str:
     return "encode" if min(few) > FEW else "encode {} tokens, {} asked for".format(*few)
 
 
-def readable(texts: Sequence[Readable], config: EncoderConfig, truncate: bool) -> Sequence[Readable]:
-    """The texts, or images, as an encoder can read them; PromptError."""
+def readable(
+    texts: Sequence[Readable], config: EncoderConfig, truncate: bool, waits: bool = True
+) -> Sequence[Readable]:
+    """The texts, or images, as an encoder can read them; PromptError. `waits`: to look at pixels on a GPU, too."""
     if isinstance(config, VisionConfig):
         for number, image in enumerate(texts, 1):
             _check_image(number, image, config)
-        _check_finite([image.pixels for image in texts if isinstance(image, Image)])
+        _check_finite([image.pixels for image in texts if isinstance(image, Image)], waits)
         return texts
     if images := [number for number, text in enumerate(texts, 1) if isinstance(text, Image)]:
         raise PromptError(f"Text {images[0]} is an image, but this encoder ({config.family}) reads texts.")
@@ -284,11 +286,13 @@ def _check_image(number: int, image: Readable, config: VisionConfig) -> None:
         raise PromptError(f"Image {number} has {config.context} tokens, and none at place {told(outside[0])}.")
 
 
-def _check_finite(pixels: Sequence[Tensor]) -> None:
+def _check_finite(pixels: Sequence[Tensor], waits: bool) -> None:
     """Asked of all images at once: those that are on a GPU would each be waited for."""
     if len(devices := {each.device: None for each in pixels}) > 1:
         raise PromptError(f"The images are on {' and '.join(map(str, devices))}. Put all of them on one device.")
-    if pixels and not bool(torch.stack([*pixels]).isfinite().all()):
+    if not pixels or not (waits or pixels[0].device.type == "cpu"):
+        return
+    if not bool(torch.stack([*pixels]).isfinite().all()):
         number = next(number for number, each in enumerate(pixels, 1) if not bool(each.isfinite().all()))
         raise PromptError(f"Image {number} has pixels that are not finite{PIXELS}")
 

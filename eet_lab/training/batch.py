@@ -102,7 +102,7 @@ def checked(examples: Sequence[Example], task: TrainTask, config: Config, number
     read = task.read(examples, config)
     texts: Sequence[Readable] = [text for text, _ in read]
     if isinstance(config, EncoderConfig):
-        texts = readable(texts, config, truncate=False)
+        texts = readable(texts, config, truncate=False, waits=False)  # a step tells what is not finite
     elif isinstance(config, Seq2SeqConfig):
         sources = checked_texts([text.source for text in texts], config)
         texts = [Text(text.ids, None, text.asked, row) for text, row in zip(texts, sources, strict=True)]
