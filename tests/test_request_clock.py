@@ -162,7 +162,7 @@ def test_times_of_a_gpu_are_those_of_the_request(monkeypatch, slow, pass_time):
     clock, buffer = RequestClock(), TokenBuffer(*[torch.empty(0)] * 8)._replace(log=torch.ones(16, 2, dtype=torch.long))
     pass_time(LONG_S / 4)
     clock.once(slow(lambda: True))
-    ring = stream.open_stream(clock, torch.device("cuda", 0), num_rows=2, joins=False)
+    ring = stream.open_stream(clock, torch.device("cuda", 0), num_rows=2)
     clock.once(slow(lambda: True))
     pass_time(LONG_S / 4)
     [step] = [*ring.push(buffer, None), *ring.drain()]

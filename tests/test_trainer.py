@@ -334,7 +334,7 @@ def test_files_of_text(tmp_path):
     for name, says in (
         ("bad.jsonl", "Line 2 of .* must be an object with a string"),
         ("cut.jsonl", "Line 1 of .* is no JSON"),
-        ("latin.txt", "not UTF-8: byte 3 is 0xe9"),
+        ("latin.txt", "not UTF-8: byte 3, in line 1, is 0xe9"),
         ("no.txt", "No such"),
         ("pipe", "not a regular file"),
     ):

@@ -142,9 +142,8 @@ class Engine(BaseEngine[Decoder]):
     def step(self) -> list[NewToken]:
         """One pass for all requests in flight; returns the tokens that have come to the host meanwhile.
 
-        A GPU is some passes ahead of the host: 2 where requests join. Without anything to read, it waits for what is on
-        its way; without requests it returns []. Errors: OutOfMemory, after which no request is in flight, and each has
-        what it got.
+        A GPU is up to 8 passes ahead of the host. Without anything to read, it waits for what is on its way; without
+        requests it returns []. Errors: OutOfMemory, after which no request is in flight, and each has what it got.
         """
         if self._slots is None:
             return []

@@ -78,7 +78,7 @@ class Slots:
         self.clock, self._choice, self._tells_logprobs = clock, Choice.GREEDY, False
         if self.is_batch or not ran_last:
             self._choices = shape.choices
-        self._stream = open_stream(clock, engine.model.device, self.num_slots, self.schedule.joins)
+        self._stream = open_stream(clock, engine.model.device, self.num_slots)
         if self.is_batch or not ran_last:
             cache.open(shape.num_pad, self.capacity, shape.ends)
         if not ran_last:

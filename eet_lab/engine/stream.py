@@ -13,8 +13,8 @@ from eet_lab.engine.clock import RequestClock
 from eet_lab.ops.types import TokenBuffer
 from eet_lab.scheduling import Request
 
-AHEAD, AHEAD_JOINING = 8, 2
-"""The most passes that a GPU is given before the host has read the first of them: in a batch, and where requests join.
+AHEAD = 8
+"""The most passes that a GPU is given before the host has read the first of them.
 
 The fewer they are, the sooner a request that has just come is read; the more, the longer the host may be away.
 """
@@ -72,7 +72,7 @@ class PinnedRing:
     What they read stays as it is: the buffer's log has more rows than the host may be steps behind.
     """
 
-    def __init__(self, clock: RequestClock, device: torch.device, num_rows: int, depth: int) -> None:
+    def __init__(self, clock: RequestClock, device: torch.device, num_rows: int, depth: int = AHEAD) -> None:
         """The first step is the token buffer's first pass.
 
         Nothing of the request is on the device yet, so both clocks agree where the stream has nothing else to do.
@@ -117,12 +117,11 @@ def _copy_stream(device_index: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device_index)
 
 
-def open_stream(clock: RequestClock, device: torch.device, num_rows: int, joins: bool) -> TokenStream:
+def open_stream(clock: RequestClock, device: torch.device, num_rows: int) -> TokenStream:
     """The stream that suits the device; opened before any work there."""
-    depth = passes_ahead(device, joins)
-    return PinnedRing(clock, device, num_rows, depth) if depth else HostStream(clock)
+    return PinnedRing(clock, device, num_rows) if passes_ahead(device) else HostStream(clock)
 
 
-def passes_ahead(device: torch.device, joins: bool) -> int:
+def passes_ahead(device: torch.device) -> int:
     """How many passes a device is given before the host has read the first of them."""
-    return 0 if device.type != "cuda" else AHEAD_JOINING if joins else AHEAD
+    return AHEAD if device.type == "cuda" else 0

@@ -213,6 +213,7 @@ def _layouts(sizes: list[int]) -> go.Figure:
             marker={"color": theme.SELECTION, "line": {"color": "white", "width": 1}}, hoverinfo="name+x", width=0.8,
         )  # fmt: skip
         begin += size
+    fig.update_layout(legend={"traceorder": "normal"})
     fig.update_xaxes(title="tokens")
     return fig.update_yaxes(autorange="reversed", tickfont={"size": 10})
 

@@ -74,6 +74,7 @@ class Buffer:
 
     def collect(self) -> None:
         """Gradients that were put elsewhere since: None is zero. Errors: TrainingError for weights that were."""
+        elsewhere: list[tuple[Tensor, Tensor]] = []
         for param, place in zip(self.params, self.places, strict=True):
             if param.data_ptr() != self.weights[place].data_ptr():
                 raise TrainingError(
@@ -86,8 +87,10 @@ class Buffer:
             if param.grad is None:
                 own.zero_()
             elif param.grad.data_ptr() != own.data_ptr():
-                own.copy_(param.grad)
+                elsewhere.append((own, param.grad))
             param.grad = own
+        if elsewhere:
+            torch._foreach_copy_(*map(list, zip(*elsewhere, strict=True)))  # type: ignore[arg-type]
 
     def of_param(self, place: slice, like: Tensor) -> dict[str, Tensor]:
         """What belongs to one of the tensors."""
@@ -176,12 +179,18 @@ class Buffered(torch.optim.Optimizer):
         for buffer in self.buffers:
             buffer.grads.zero_()
 
+    def drop_grads(self) -> None:
+        """No gradients: the next ones are not added to zeros, but taken as they come, and copied by `collect`."""
+        for param in self.state:
+            param.grad = None
+
     def grad_norm(self) -> Tensor:
         """The norm of all gradients, in fp32: one pass over them, which also tells whether all are finite."""
         self.collect()
         norms = [torch.linalg.vector_norm(buffer.grads, dtype=torch.float32) for buffer in self.buffers]
         return torch.linalg.vector_norm(torch.stack(norms))
 
+    @torch.no_grad()
     def collect(self) -> None:
         """Bring together gradients that were put elsewhere. Errors: TrainingError for weights that were moved."""
         if any(param.requires_grad for param in self.frozen):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,7 +44,8 @@ class Image(NamedTuple):
     @property
     def ids(self) -> range:
         """One number for each of its tokens; which ones a pass reads depends on the images beside it."""
-        return range(1 + self.pixels[0].numel() // self.patch_size**2)
+        _, height, width = self.pixels.shape
+        return range(1 + height * width // self.patch_size**2)
 
     @property
     def length(self) -> int:
@@ -137,10 +138,13 @@ def _patches(images: Sequence[Image]) -> Tensor:
     return tiles.permute(0, 2, 3, 1, 4, 5).reshape(-1, pixels.shape[1] * size * size)
 
 
-def _rows_of(images: Sequence[Image]) -> list[Sequence[int]]:
+def _rows_of(images: Sequence[Image]) -> list[Any]:
     """The tokens of each: the class token, and its own patches among those of the pass."""
-    ends = accumulate(len(image.ids) - 1 for image in images)
-    return [[0, *range(2 + end - len(image.ids), 1 + end)] for image, end in zip(images, ends, strict=True)]
+    counts = [len(image.ids) - 1 for image in images]
+    rows = [np.arange(end - count, end + 1) for count, end in zip(counts, accumulate(counts), strict=True)]
+    for row in rows:
+        row[0] = 0
+    return rows
 
 
 def _numbers(places: Sequence[int]) -> np.ndarray:
@@ -193,14 +197,13 @@ def _grouped(
     Those of the same length are neighbours, which plain PyTorch attends to in one call.
     """
     numbers: list[int] = []
-    longest = total = 0
+    longest, total, lengths = 0, 0, [text.length for text in texts]
 
     def group() -> Group:
-        ordered = sorted(numbers, key=lambda number: -texts[number].length)
+        ordered = sorted(numbers, key=lengths.__getitem__, reverse=True)
         return Group(tuple(ordered), tuple(texts[number] for number in ordered), packed)
 
-    for number, text in enumerate(texts):
-        length = text.length
+    for number, length in enumerate(lengths):
         size = tokens_of(len(numbers) + 1, max(longest, length), total + length)
         if numbers and (size > batching.batch_tokens or len(numbers) == batching.batch_size):
             yield group()

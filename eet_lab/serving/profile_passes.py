@@ -147,7 +147,7 @@ def measured_decoder(
         times = bench.measured(mixes, Tally(len(set(mixes)), progress))
     found = iter([times[mix].ms for mix in mixes])
     table = tuple(tuple(tuple(next(found) for _ in columns) for _ in rows) for _ in extras)
-    ahead = passes_ahead(torch.device(model.device), joins=True)
+    ahead = passes_ahead(torch.device(model.device))
     return DecoderCost(extras, rows, columns, table, _noted(source, times.values()), ahead)
 
 

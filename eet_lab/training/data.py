@@ -23,7 +23,7 @@ from eet_lab.words import counted, told, visible
 MOST_BYTES = 4 << 30
 """A file's text, and its tokens with eight bytes each, are in memory together."""
 MASKED_SHARE = 0.15
-"""Of the tokens, as BERT was trained (Devlin et al., 2018)."""
+"""How many of the tokens are told, as a share: BERT's (Devlin et al., 2018)."""
 
 
 class Batches(Protocol):
@@ -70,7 +70,7 @@ class Numbered(ABC):
             raise TrainingError(
                 f"There is {counted(len(self), self.unit)}, of which no share can be held out. Give more{shorter}."
             )
-        place = max(1, min(len(self) - 1, round(len(self) * (1 - share))))
+        place = min(len(self) - 1, round(len(self) * (1 - share)))
         return self.part(0, place), self.part(place, len(self))
 
     def batch(self, step: int, num_rows: int) -> list[Example]:

@@ -111,8 +111,7 @@ def digits(count: int, size: int = 8, channels: int = 1, seed: int = 0) -> tuple
 def scanned_digits() -> tuple[Tensor, list[int]] | None:
     """The 1,797 handwritten digits of scikit-learn [1797,1,8,8]; None where it is not installed."""
     try:
-        from sklearn.datasets import load_digits  # type: ignore[import-not-found, unused-ignore]
+        found = importlib.import_module("sklearn.datasets").load_digits()
     except ImportError:
         return None
-    found = load_digits()
     return torch.tensor(found.images / 8 - 1, dtype=torch.float32)[:, None], found.target.tolist()

@@ -121,7 +121,7 @@ class Demo:
         return replace(self, steps=steps, settings={**self.settings, "warmup_steps": warmup})
 
     def model(self, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Model:
-        """Before training: random weights."""
+        """The model before it is trained, with random weights."""
         drawn = random_decoder(self.config, 0, torch.device(device), dtype)
         network = mapped(drawn, lambda tensor: tensor * SPREAD if tensor.ndim > 1 else tensor)
         return Model(self.title, self.title, network, self.tokenizer(), "random")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from eet_lab.errors import Cancelled, TrainingError
-from eet_lab.parts.buffers import Buffer
+from eet_lab.parts.buffers import Buffer, Buffered
 from eet_lab.progress import Cancel
 
 T = TypeVar("T")
@@ -48,6 +48,10 @@ class Alone:
 
     def watch(self, params: Sequence[Tensor], buffers: Sequence[Buffer]) -> None:
         """Make weights, in the order in which a forward pass reads them, the first rank's, and sum their gradients."""
+
+    def clear(self, optimizer: Buffered) -> None:
+        """Forget the last step's gradients, before the first pass of a step: the next need not lie in their places."""
+        optimizer.drop_grads()
 
     def last_pass(self) -> None:
         """Gradients are complete as the next backward pass makes them."""
@@ -130,6 +134,9 @@ class Group(Alone):
         self.works: list[Any] = []
         for bucket in self.buckets:
             bucket.num_missing = len(bucket.params)
+
+    def clear(self, optimizer: Buffered) -> None:
+        optimizer.zero_grad()  # they are summed where they lie, as soon as they are there
 
     def last_pass(self) -> None:
         self.is_last_pass = True

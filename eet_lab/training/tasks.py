@@ -78,19 +78,27 @@ class TrainTask:
                 places, labels = self.labelled(example)
             except (TypeError, ValueError) as error:
                 raise TrainingError(f"Example {number} has labels that {self.name} cannot read: {error}") from error
-            wrong = [] if labels is None else labels[(labels < 0) | (labels >= limit)].tolist()
-            if wrong:
-                raise TrainingError(
-                    f"Example {number} has the label {told(wrong[0])}, but labels are from 0 to {limit - 1:,}, or "
-                    f"{IGNORED} where nothing is learned."
-                )
             found.append((example.read(places, config), labels))
+        given = [(number, labels) for number, (_, labels) in enumerate(found, 1) if labels is not None]
+        if not _are_within(limit, [labels for _, labels in given]):
+            number, labels = next(each for each in given if not _are_within(limit, [each[1]]))
+            wrong = next(label for label in labels.tolist() if not 0 <= label < limit)
+            raise TrainingError(
+                f"Example {number} has the label {told(wrong)}, but labels are from 0 to {limit - 1:,}, or {IGNORED} "
+                "where nothing is learned."
+            )
         if not any(len(text.asked) for text, _ in found):
             raise TrainingError(
                 f"None of the {len(found)} examples has a label to learn from. Give longer texts, or labels other than "
                 f"{IGNORED}."
             )
         return found
+
+
+def _are_within(limit: int, arrays: Sequence[np.ndarray]) -> bool:
+    """Whether all labels are from 0 to less than the limit; all are asked at once."""
+    every = np.concatenate([np.zeros(1, np.int64), *arrays])
+    return bool(every.min() >= 0 and every.max() < limit)
 
 
 def _at_their_places(example: Example) -> tuple[Sequence[int], np.ndarray]:

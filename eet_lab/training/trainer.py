@@ -335,10 +335,12 @@ class Trainer:
         step.
         """
         if given.is_first:
-            self.optimizer.zero_grad()
+            self.ranks.clear(self.optimizer)
         num_labels, scale = given.scales.view(torch.float64).float()
         loss = self._loss(given) / num_labels
         (loss * scale).backward()
+        if given.is_first:
+            self.optimizer.collect()
         return loss.detach()
 
     @torch.no_grad()

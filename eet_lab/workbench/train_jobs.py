@@ -102,6 +102,11 @@ class TrainAsked:
         """What is trained on, and what is held out. Errors: TrainingError, ModelError."""
         path, task = os.path.expanduser(self.data), task_of(self.task, model.config)
         rows: Numbered
+        if path and isinstance(model.config, VisionConfig):
+            raise TrainingError(
+                f"data is {visible(path)}, but images are not read from files. Leave it empty for drawn digits, or use "
+                "eet_lab.Trainer with Example(pixels=..., labels=...)."
+            )
         if not path:
             rows = demos.bundled(model, task, self.row_tokens)
         elif self.reads_text(model):

@@ -14,7 +14,7 @@ from eet_lab.bench.training_compare import TrainComparison, TrainedSide
 from eet_lab.figures import theme
 from eet_lab.figures.live import Point, StripCharts
 from eet_lab.models import Model
-from eet_lab.models.config import Config
+from eet_lab.models.config import Config, VisionConfig
 from eet_lab.technique import Technique, obstacle, registry
 from eet_lab.training import TrainRun
 from eet_lab.training.run import Evaluation
@@ -26,7 +26,7 @@ from eet_lab.workbench.train_jobs import Look, TrainAsked
 LINES = {
     "loss": ("loss", "nats a label", {"training": theme.BASELINE, "held-out": theme.SELECTION}),
     "speed": ("speed", "tokens/s", {"tokens a second": theme.GAIN}),
-    "mfu": ("MFU", "%", {"of this GPU’s bf16 products": theme.SERIES[2]}),
+    "mfu": ("MFU", "%", {"of this GPU’s bf16 products": theme.SERIES[5]}),
     "norm": ("gradient norm", "", {"norm": theme.SERIES[3]}),
     "memory": ("GPU memory", "MiB", {"allocated": theme.SELECTION, "peak": theme.SERIES[1]}),
 }
@@ -96,11 +96,12 @@ class TrainPage(ActionPage):
             self.fields[name] = kind(getattr(asked, name), layout=WIDE)
         of_text = asked.reads_rows(model)
         self.fields["row_tokens"].disabled = not of_text
+        self.fields["data"].disabled = isinstance(model.config, VisionConfig)
         told_of = {
-            "data": "Text or JSONL" if asked.reads_text(model) else "JSONL with text and labels",
+            "data": "Text or JSONL" if asked.reads_text(model) else "JSONL with labels",
             "row_tokens": f"At most the model’s context, {model.config.context:,}."
             if of_text
-            else "As long as each is.",
+            else "Examples are read whole.",
         }
         helps = {name: help.format_map(told_of) for name, (_, help) in FIELDS.items()}
         form = [field(FIELDS[name][0], self.fields[name], helps[name]) for name in FIELDS]

@@ -233,6 +233,8 @@ def test_each_task_has_data_of_its_own_and_reads_files(
     assert page.fields["data"].placeholder == asked.told(model)
     page.close()
     if task == "images":
+        with pytest.raises(TrainingError, match=r"data is digits.png, but images are not read from files"):
+            replace(asked, data="digits.png").rows(model)
         return
     path = tmp_path / "rows.jsonl"
     row = {"ids": [5, 6, 7], "labels": LABELLED[task]} if task != "masked" else {"text": "five six seven"}
