@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from ctypes import c_int, c_void_p
 from types import SimpleNamespace
 
 import families
@@ -19,6 +20,8 @@ from eet_lab.bench.profiler_trace import PHASE, read_steps
 from eet_lab.bench.timeline import Timelines, decode, encode, write_trace
 from eet_lab.errors import Cancelled
 from eet_lab.figures.timeline import short_caption
+from eet_lab.ops import native
+from eet_lab.ops.native import launchers
 
 BATCH = "train:any/b3/s4-9"
 
@@ -54,27 +57,20 @@ def test_bytes_of_a_product_are_its_inputs_and_its_output():
     assert counter.calls == {"forward": 1} and counter.num_bytes == {"forward": 4 * (12 + 20 + 15)}
 
 
-def test_bytes_of_kernels_are_those_of_their_functions(monkeypatch):
-    class Kernel(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, weight):
-            ctx.save_for_backward(x)
-            return x * 1.0
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad, grad[0]
-
-    monkeypatch.setattr(Kernel, "__module__", fusion.KERNELS + "train_norm")
-    x, weight = (torch.ones(*shape, requires_grad=True) for shape in ((3, 4), (4,)))
-    counter = fusion._Moved()
-    counter.note_kernels((Kernel.apply(x * 2, weight) * 3).sum())
-    assert counter.num_bytes == {"forward": 4 * (12 + 12 + 4), "backward": 4 * (12 + 12 + 4 + 12)}
-    buffer = SimpleNamespace(
-        weights=torch.ones(8, dtype=torch.bfloat16), grads=torch.ones(8, dtype=torch.bfloat16),
-        master=torch.ones(8), moments={"a": torch.ones(8), "b": torch.ones(8)},
-    )  # fmt: skip
-    assert fusion._update_bytes(SimpleNamespace(buffers=[buffer])) == 8 * (2 + 2 * (2 + 4 + 8))
+def test_bytes_of_kernels_are_those_at_their_addresses(monkeypatch):
+    launched, x, counter = [], torch.ones(6, 4), fusion._Moved()
+    parameters = [launchers.Parameter(name, c_void_p) for name in ("out", "x", "bias", "stream")]
+    launcher = SimpleNamespace(name="eet_fake", launch=lambda **given: launched.append(given))
+    launcher.parameters = [*parameters, launchers.Parameter("T", c_int)]
+    library = SimpleNamespace(launchers={"eet_fake": launcher}, eet_fake=launcher.launch)
+    monkeypatch.setitem(launchers._current, "fake", library)
+    with counter, native.observed(counter.launched):
+        counter.begin("backward")
+        half, out = x[3:], torch.empty(3, 4)
+        library.eet_fake(out=out.data_ptr(), x=half.data_ptr(), bias=None, stream=7, T=3)
+    assert counter.num_bytes == {"backward": 4 * (12 + 12)} and len(launched) == 1
+    library.eet_fake(T=3)
+    assert counter.num_bytes["backward"] == 4 * (12 + 12) and len(launched) == 2, "nobody is told any more"
 
 
 def test_a_gain_of_a_phase_is_bounded_by_its_share():

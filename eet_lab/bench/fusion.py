@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from ctypes import c_void_p
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -33,20 +33,19 @@ from eet_lab.bench.watch import Watch
 from eet_lab.bench.workloads import TrainBatch
 from eet_lab.devices import present
 from eet_lab.models import Model
+from eet_lab.ops import native
 from eet_lab.parts import Parts
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import registry
 from eet_lab.texts import RecipeLike, as_recipe
 from eet_lab.threads import cpu_threads
 
-KERNELS = "eet_lab.ops.cuda."
-"""Where functions are whose passes are kernels of ours, which PyTorch's dispatcher does not see."""
 WARM = 2
 
 
 class PhaseWork(NamedTuple):
     """What a phase of a step launches, moves and takes. `launches` are kernels and copies, on a CPU calls of PyTorch;
-    `num_bytes` are the inputs and outputs of each; `ms` is that of a step whose passes are not captured.
+    `num_bytes` are the inputs and outputs of each, our kernels among them; `ms` is that of a step that is not captured.
     """
 
     launches: int
@@ -204,10 +203,9 @@ class _Rung:
 
     def _counted(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
         counter = _Moved()
-        self._begin, self._phases.of_loss = counter.begin, counter.note_kernels
-        with counter:
+        self._begin = counter.begin
+        with counter, native.observed(counter.launched):
             self._step()
-        self._phases.of_loss = None
         if self._device == "cpu":
             return counter.calls, counter.num_bytes
         with closing(Watch(self._device)) as watch:
@@ -215,73 +213,39 @@ class _Rung:
             watch.watch(self._step)
             watch.finish()
             [step] = watch.steps()
-        if any(span.kind == "own kernel" and phase == "update" for phase, span in _of_phases(step)):
-            counter.num_bytes["update"] += _update_bytes(self._seen.optimizer)
         return Counter(phase for phase, _ in _of_phases(step)), counter.num_bytes
 
 
 class _Moved(TorchDispatchMode):
-    """Counts the calls of PyTorch in each phase, and the bytes of what they read and write."""
+    """Counts the calls of PyTorch in each phase, and the bytes of what they and our kernels read and write.
+
+    A kernel is given addresses: what is there is the tensor of that address that PyTorch saw last.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls, self.num_bytes = Counter[str](), Counter[str]()
         self._phase = ""
+        self._at = dict[int, int]()
 
     def begin(self, phase: str) -> None:
         """What comes now is of this phase."""
         self._phase = phase
 
-    def note_kernels(self, loss: Tensor) -> None:
-        """Add the bytes of our own kernels, which are behind nodes of the loss's graph."""
-        for node in _nodes(loss):
-            if getattr(type(node), "_forward_cls", type(node)).__module__.startswith(KERNELS):
-                outer = sum(_meta_bytes(each) for each in node._input_metadata)
-                outer += sum(_read_bytes(*each) for each in node.next_functions)
-                self.num_bytes["forward"] += outer
-                self.num_bytes["backward"] += outer + sum(_bytes(each) for each in node.saved_tensors)
+    def launched(self, launcher: Any, arguments: Mapping[str, Any]) -> None:
+        """A kernel of ours is launched."""
+        pointers = {arguments[each.name] for each in launcher.parameters if each.ctype is c_void_p}
+        self.num_bytes[self._phase] += sum(self._at.get(address, 0) for address in pointers)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
+        moved = {id(t): t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)}
+        sizes = [(tensor.data_ptr(), tensor.numel() * tensor.element_size()) for tensor in moved.values()]
+        self._at |= dict(sizes)
         if is_work(function):
-            moved = {id(t): t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)}
             self.calls[self._phase] += 1
-            self.num_bytes[self._phase] += sum(map(_bytes, moved.values()))
+            self.num_bytes[self._phase] += sum(num_bytes for _, num_bytes in sizes)
         return result
-
-
-def _nodes(loss: Tensor) -> Iterator[Any]:
-    """The nodes of a loss's graph, each once."""
-    left, known = [loss.grad_fn], set[Any]()
-    while left:
-        node = left.pop()
-        if node is not None and node not in known:
-            known.add(node)
-            left += [following for following, _ in node.next_functions]
-            yield node
-
-
-def _bytes(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.numel() * tensor.element_size()
-
-
-def _meta_bytes(meta: Any) -> int:
-    return torch.Size(meta.shape).numel() * meta.dtype.itemsize
-
-
-def _read_bytes(node: Any, place: int) -> int:
-    """The bytes of what a function has read, if it is differentiated."""
-    if node is None:
-        return 0
-    return _bytes(node.variable) if hasattr(node, "variable") else _meta_bytes(node._input_metadata[place])
-
-
-def _update_bytes(optimizer: Any) -> int:
-    """What one update by a kernel moves: gradients are read, and weights and moments are read and written."""
-    found = 0
-    for buffer in optimizer.buffers:
-        found += _bytes(buffer.grads) + 2 * sum(map(_bytes, (buffer.weights, buffer.master, *buffer.moments.values())))
-    return found
 
 
 def _of_phases(step: ProfiledStep) -> Iterator[tuple[str, Any]]:

@@ -29,8 +29,6 @@ class Phases:
     ) -> None:
         self._begin, self._around = begin, around
         self._now = ""
-        self.of_loss: Callable[[Tensor], None] | None = None
-        """Is told each loss that will be differentiated."""
 
     def within(self, parts: Parts) -> Parts:
         """The parts with ops and a loss that come by here."""
@@ -39,8 +37,6 @@ class Phases:
         def loss(*args: Any, **keywords: Any) -> Tensor:
             total = parts.loss(*args, **keywords)
             if total.requires_grad:
-                if self.of_loss is not None:
-                    self.of_loss(total)
                 total.register_hook(self._goes_back)
             return total
 

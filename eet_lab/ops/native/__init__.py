@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eet_lab.ops.native.build import all_names, build
-from eet_lab.ops.native.launchers import Launcher, Library, compile_source, load, loaded, prepare
+from eet_lab.ops.native.launchers import Launcher, Library, compile_source, load, loaded, observed, prepare
 from eet_lab.ops.native.toolchain import architecture, available, find_nvcc, host_compiler, ninja
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "load",
     "loaded",
     "ninja",
+    "observed",
     "prepare",
 ]

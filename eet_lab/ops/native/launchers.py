@@ -7,7 +7,8 @@ import hashlib
 import keyword
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,6 +162,29 @@ _current: dict[str, Library] = {}
 def load(name: str | Path) -> Library:
     """The library of a source in csrc/ (by stem) or of a `.cu` path; built, or built again, when the source changed."""
     return _at(str(name), build([name])[str(name)])
+
+
+@contextmanager
+def observed(note: Callable[[Launcher, dict[str, Any]], None]) -> Iterator[None]:
+    """Tell `note` of each launch from what is loaded by now: the launcher, and its arguments by keyword. For counting:
+    a launch takes longer meanwhile.
+    """
+
+    def told(launcher: Launcher) -> Callable[..., None]:
+        def launch(**arguments: Any) -> None:
+            note(launcher, arguments)
+            launcher.launch(**arguments)
+
+        return launch
+
+    launchers = [(library, launcher) for library in _current.values() for launcher in library.launchers.values()]
+    for library, launcher in launchers:
+        setattr(library, launcher.name, told(launcher))
+    try:
+        yield
+    finally:
+        for library, launcher in launchers:
+            setattr(library, launcher.name, launcher.launch)
 
 
 def _at(name: str, path: Path) -> Library:
