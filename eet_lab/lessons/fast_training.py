@@ -36,7 +36,7 @@ from eet_lab.texts import generate
 from eet_lab.training import Example, Examples, Trainer
 from eet_lab.training.data import read_texts
 from eet_lab.training.demos import BUNDLED, TrainedDemo, demo_of, train_demo
-from eet_lab.words import MiB, brief, counted, ms_words, percent
+from eet_lab.words import MiB, brief, counted, ms_words, percent, plain
 
 NUM_TEXTS, LONGEST = 12, 96
 BASE, PACKED = "pre_padding", "pre_padding,mask_removal,packed_prefill"
@@ -247,7 +247,7 @@ def logits(model: Model) -> Shown:
         for name, words in vocabularies.items()
     ]
     examples, config = [*texts(model)], model.config.in_training
-    (plain, before), (chunked, after) = (
+    (whole, before), (chunked, after) = (
         Trainer(model.network, Recipe.parse(recipe, model.device, config).parts).gradients(examples)
         for recipe in (BASE, f"{BASE},chunked_cross_entropy:chunk=64")
     )
@@ -257,8 +257,8 @@ def logits(model: Model) -> Shown:
         "The head makes a number for each token and each word. The gradient of the logits is as large again, and "
         "without a technique both are there at once, the largest tensors of the step by far.",
         f"`chunked_cross_entropy` makes the logits of some tokens, takes their loss and their gradient, and forgets "
-        f"them. Nothing is computed twice. Here, with chunks of 64 tokens: loss {plain:.6f} whole and {chunked:.6f} in "
-        f"chunks, and no gradient is further from the other than {error:.1e} of its norm.",
+        f"them. Nothing is computed twice. Here, with chunks of 64 tokens: loss {whole:.6f} whole and {chunked:.6f} in "
+        f"chunks, and no gradient is further from the other than {plain(error)} of its norm.",
     )
 
 
