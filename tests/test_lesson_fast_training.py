@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -65,7 +66,7 @@ def test_packed_texts_are_no_longer_than_they_are(model: Model) -> None:
 def test_logits_are_counted_and_chunks_change_nothing(model: Model) -> None:
     table, _, words = lesson.logits(model).things
     assert "1,571 MiB" in html(table) and "196 MiB" in html(table), "8,192 x 50,257 and 1,024 x 50,257 of 4 bytes"
-    assert float(words.split(" is further from the other than ")[1].split()[0].rstrip(".")) < 1e-4
+    assert re.search(r"further from the other than [\d.]+ × 10⁻[⁵⁶⁷⁸] of its norm", words)
 
 
 def test_without_a_gpu_no_numbers_of_one_are_told(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
