@@ -104,6 +104,8 @@ def test_a_later_run_without_others_does_not_hide_the_race():
     ours = next(row for row in rows if row.provider == "eet_lab")
     peer, alone = replace(ours, provider="a-peer", recipe=""), replace(ours, run="later")
     assert readme.models([ours, peer, alone]) == readme.models([ours, peer])
+    first = replace(peer, provider="hf-sdpa")
+    assert readme.models([ours, first, alone, replace(peer, run="later")]) == readme.models([ours, first])
     assert readme.models([alone]).count("|") > readme.models([]).count("|"), "one that was alone is better than none"
 
 

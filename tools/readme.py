@@ -150,14 +150,17 @@ def _line(name: str, rows: Sequence[Row], metric: str, scale: float) -> str | No
 
 
 def _last_race(rows: Sequence[Row]) -> list[Row]:
-    """The last run in which others ran beside us (or else the last of ours), and what was recorded elsewhere."""
+    """The last run in which transformers ran beside us (or else others, or else the last of ours), and what was
+    recorded elsewhere.
+    """
     runs: dict[str, list[Row]] = {}
     for row in rows:
         runs.setdefault(row.run, []).append(row)
     recorded = runs.pop(RECORDED, [])
     own = [run for run in runs.values() if any(row.provider == OURS for row in run)]
     races = [run for run in own if not all(row.provider.startswith(OURS) for row in run)]
-    return [*(races or own or [[]])[-1], *recorded]
+    whole = [run for run in races if any(row.provider.startswith("hf-") for row in run)]
+    return [*(whole or races or own or [[]])[-1], *recorded]
 
 
 def _is_lossy(row: Row) -> bool:
