@@ -122,15 +122,23 @@ function render({ model, el }) {
       pen.fillText(brief(t), left - 6, y);
     }
     pen.textBaseline = "alphabetic"; pen.textAlign = "center";
-    for (const t of niceTicks(x0, x1, Math.max(2, Math.floor(W / 55)))) pen.fillText(brief(t) + " " + model.get("x_unit"), Math.min(px(t), width - right - 12), height - 4);
+    let before = ""; // of a short span, neighbours may read the same
+    for (const t of niceTicks(x0, x1, Math.max(2, Math.floor(W / 55)))) {
+      const text = brief(t) + " " + model.get("x_unit");
+      if (text !== before) pen.fillText(text, Math.min(px(t), width - right - 12), height - 4);
+      before = text;
+    }
     lines.forEach((line, i) => {
       if (!line.x.length) return;
       pen.strokeStyle = pen.fillStyle = series[i].color;
       pen.lineWidth = 1.6; pen.lineJoin = "round"; pen.setLineDash(series[i].dash || []);
       pen.beginPath();
       let open = false;
+      // Where nothing was told for a while there is no line: eight times as long as points are apart on average.
+      const far = (8 * (line.x[line.x.length - 1] - line.x[0])) / line.x.length;
       for (let k = 0; k < line.x.length; k++) {
         if (log && line.y[k] <= 0) { open = false; continue; }
+        if (k && line.x[k] - line.x[k - 1] > far) open = false;
         const x = px(line.x[k]), y = py(line.y[k]);
         open ? pen.lineTo(x, y) : pen.moveTo(x, y);
         open = true;
