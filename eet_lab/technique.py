@@ -218,7 +218,8 @@ def known(name: str) -> type[Technique]:
         hint = did_you_mean(name, registry())
         if "=" in name:
             hint = " A knob follows its technique after a colon, as in memory_reuse:kv=paged:page=32."
-        raise RecipeError(f"There is no technique {name!r}.{hint} Known ones: {', '.join(registry())}.")
+        many = len(registry())
+        raise RecipeError(f"There is no technique {name!r}.{hint} `eet-lab techniques` lists all {many} of them.")
     return registry()[name]
 
 
