@@ -30,9 +30,8 @@ struct UpdateArgs {
   float* master;  // of 16-bit weights, or null: they are updated themselves
   Update update;
   int64_t n;
-  int noise;    // of the seed, for rounding at random; -1: to the nearest
-  int number;   // of the buffer, for the noise
-  bool clears;  // gradients become 0
+  int noise;   // of the seed, for rounding at random; -1: to the nearest
+  int number;  // of the buffer, for the noise
 
   __device__ bool has_master() const { return sizeof(T) < sizeof(float) && master; }
 };
@@ -116,7 +115,6 @@ struct Numbers {
       if constexpr (std::is_same_v<T, __nv_bfloat16>) {
         if (a.noise >= 0) weight.number[k] = rounded_at_random(value, key, at + k);
       }
-      grad.number[k] = eet::from_float<T>(0);
     }
   }
 
@@ -125,7 +123,6 @@ struct Numbers {
     if (a.has_master()) of(a.master + at) = master;
 #pragma unroll
     for (int i = 0; i < kMoments; ++i) of(a.moments[i] + at) = moment[i];
-    if (a.clears) of(a.grads + at) = grad;
   }
 
  private:
@@ -140,21 +137,18 @@ struct Numbers {
 // Mapping  as many blocks as there is room for; each thread goes over every so many groups of four numbers
 // Traffic  AdamW of 16-bit weights with a master copy reads 14 bytes a weight (gradient 2, master 4, moments 8) and writes
 //          14 (weight 2, master 4, moments 8); without one it reads 12 and writes 10; in fp32 16 and 12. SGD reads and
-//          writes 8 bytes less each, or 4 with a momentum. Gradients that are cleared are written besides
+//          writes 8 bytes less each, or 4 with a momentum
 // Needs    buffers that begin at a multiple of 16 bytes; any n
 // Numerics fp32, in the order of operations of PyTorch's fused kernels; gradients are scaled in fp32; weights are rounded
-//          once. Where `skip` is set only gradients may change, and these only to be cleared
+//          once. Where `skip` is set nothing changes
 // Source   LightSeq2 (Wang et al., SC 2022) for one launch over all weights; Loshchilov and Hutter 2019, Decoupled Weight
 //          Decay Regularization
 template <typename T, typename Rule>
 __global__ void __launch_bounds__(kThreads, kBlocks) update_kernel(const UpdateArgs<T> a, Rule rule) {
-  const int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x, all = int64_t(gridDim.x) * kThreads;
+  const int all = gridDim.x * kThreads;  // in 32 bits: one more register, and AdamW would spill
+  const int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t num_groups = a.n / kWidth, behind = num_groups * kWidth + first;
-  if (*a.update.skip) {
-    if (!a.clears) return;
-    for (int64_t i = first; i < a.n; i += all) a.grads[i] = eet::from_float<T>(0);
-    return;
-  }
+  if (*a.update.skip) return;
   const float scale = *a.update.scale, step = *a.update.step;
   rule.prepare(*a.update.lr, step);
   const uint32_t key = eet::mix(eet::mix(uint32_t(a.noise) + uint32_t(step)) + uint32_t(a.number));
@@ -189,8 +183,7 @@ inline int num_blocks(int64_t n) {
 
 template <typename Rule>
 cudaError_t launch_update(void* weights, void* grads, void* moment_1, void* moment_2, void* master, const Update& update,
-                          int dtype, int64_t n, int noise, int number, int clears, const Rule& rule,
-                          cudaStream_t stream) {
+                          int dtype, int64_t n, int noise, int number, const Rule& rule, cudaStream_t stream) {
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const UpdateArgs<Type> a{static_cast<Type*>(weights),
@@ -200,8 +193,7 @@ cudaError_t launch_update(void* weights, void* grads, void* moment_1, void* mome
                              update,
                              n,
                              noise,
-                             number,
-                             clears != 0};
+                             number};
     return eet::launch(update_kernel<Type, Rule>, {num_blocks(n), kThreads, 0, stream}, a, rule);
   });
 }
@@ -261,20 +253,20 @@ __global__ void __launch_bounds__(kSummers) root_kernel(float* root, const float
 extern "C" cudaError_t eet_adamw(void* weights, void* grads, void* exp_avg, void* exp_avg_sq, void* master,
                                  const void* lr, const void* scale, const void* step, const void* skip, int dtype,
                                  int64_t n, float beta1, float beta2, float eps, float weight_decay, int noise,
-                                 int number, int clears, cudaStream_t stream) {
+                                 int number, cudaStream_t stream) {
   const AdamW rule{beta1, beta2, float(std::log(double(beta1))), float(std::log(double(beta2))), eps, weight_decay};
   return launch_update(weights, grads, exp_avg, exp_avg_sq, master, update_of(lr, scale, step, skip), dtype, n, noise,
-                       number, clears, rule, stream);
+                       number, rule, stream);
 }
 
 // `momentum_buffer` null: there is no momentum.
 extern "C" cudaError_t eet_sgd(void* weights, void* grads, void* momentum_buffer, void* master, const void* lr,
                                const void* scale, const void* step, const void* skip, int dtype, int64_t n,
-                               float momentum, float weight_decay, int nesterov, int noise, int number, int clears,
+                               float momentum, float weight_decay, int nesterov, int noise, int number,
                                cudaStream_t stream) {
   const auto launch = [&](auto rule) {
     return launch_update(weights, grads, momentum_buffer, nullptr, master, update_of(lr, scale, step, skip), dtype, n,
-                         noise, number, clears, rule, stream);
+                         noise, number, rule, stream);
   };
   return momentum_buffer ? launch(SGD<1>{momentum, weight_decay, nesterov != 0})
                          : launch(SGD<0>{momentum, weight_decay, nesterov != 0});

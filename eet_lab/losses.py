@@ -1,8 +1,8 @@
 """Label-smoothed cross entropy for scripts of one's own: the reference, in place, and chunked with the LM head.
 
 Arguments have the names and the meaning of torch.nn.functional's, and so have results, but that losses are in fp32
-where logits have 16 bits. On a GPU that kernels can be built for, these take the loss. Labels are checked first, for
-which the host waits for the device; `check=False` leaves that out, as under a CUDA graph. N tokens of any shape, C
+where logits have 16 bits. On a GPU that kernels can be built for, these take the last two. Labels are checked first,
+for which the host waits for the device; `check=False` leaves that out, as under a CUDA graph. N tokens of any shape, C
 channels, V words or classes.
 """
 
@@ -47,9 +47,8 @@ def cross_entropy(
         raise TrainingError(f"The logits are {list(input.shape)} of {input.dtype}, but must be real numbers [...,V].")
     labels, num = _labels(target, tuple(input.shape), ignore_index, check, reduction == "mean")
     logits = input.reshape(-1, input.shape[-1])
-    if takes(input):
-        apart = torch.is_grad_enabled() and input.requires_grad and not in_place
-        total = losses.fused_cross_entropy(logits.clone() if apart else logits.contiguous(), labels, label_smoothing)
+    if in_place and takes(input):
+        total = losses.fused_cross_entropy(logits.contiguous(), labels, label_smoothing)
     else:
         loss = losses.cross_entropy_in_place if in_place and torch.is_grad_enabled() else losses.cross_entropy
         total = loss(logits, labels, label_smoothing)

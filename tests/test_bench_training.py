@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
@@ -13,7 +14,7 @@ import seq2seqs
 import test_vision
 import torch
 
-from eet_lab.bench import training_peers
+from eet_lab.bench import training, training_peers
 from eet_lab.bench.cost import train_flops
 from eet_lab.bench.rows import append, markdown, read
 from eet_lab.bench.timing import LeftOut
@@ -117,6 +118,18 @@ def test_another_gradient_is_told(monkeypatch):
     assert rows[0].equality.startswith("loss or gradient off by")
 
 
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_what_is_not_finite_passes_nowhere(place, wrong):
+    numbers = [2.0, 4.0]
+    exact = training_peers.Checked(*numbers)
+    assert exact.error(exact) == 0 and training_peers.Checked(2.0, 6.0).error(exact) == 0.5
+    numbers[place] = wrong
+    off = training_peers.Checked(*numbers).error(exact)
+    assert off == math.inf and training._verdict(off, 0.1) != "passed" != training._verdict(off, off)
+    assert training_peers.largest([]) == 0 and training_peers.largest([0.5, wrong]) == math.inf
+
+
 def test_what_cannot_be_trained_is_told():
     with pytest.raises(PromptError, match="no provider 'hf-sdp' of training. Did you mean 'hf-sdpa'"):
         train_all(families.ours("gpt2"), "train:any/b2/s8", providers="hf-sdp")
@@ -142,5 +155,7 @@ def test_two_recipes_take_the_same_steps_in_turn():
     assert same.baseline.losses == found.baseline.losses
     off = replace(found, selection=replace(found.selection, steps=found.selection.steps[:1]), max_error=0.5)
     assert off.verdict == "different" and "0.5 apart" in off.explanation
+    lost = replace(off, max_error=math.inf)
+    assert lost.verdict == "different" and "not finite" in lost.explanation
     with pytest.raises(RecipeError, match="memory_reuse"):
         compare_training(model, rows, "memory_reuse", **how)

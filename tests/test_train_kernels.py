@@ -22,8 +22,6 @@ from eet_lab.technique import Recipe, known
 from eet_lab.techniques.fused_cross_entropy import FusedCrossEntropy
 from eet_lab.training import Trainer
 
-CPU = torch.device("cpu")
-
 
 def test_the_fused_cross_entropy_combines_with_chunks_and_is_greyed_on_a_cpu():
     alone, both = (
@@ -140,18 +138,6 @@ def test_flat_optimizers_launch_once_for_each_buffer(by_kernels, master):
     optimizers.AdamW([torch.zeros(3).requires_grad_()]).step()
     optimizers.FlatAdamW([torch.zeros(3, dtype=torch.float64).requires_grad_()]).step()
     assert not by_kernels, "tensor by tensor, and in other types, the formulas are PyTorch's"
-
-
-@pytest.mark.parametrize("skip", [False, True])
-def test_an_update_that_clears_leaves_no_gradient(skip):
-    weight = torch.ones(5, requires_grad=True)
-    optimizer = optimizers.FlatSGD([weight])
-    weight.grad.fill_(2.0)
-    numbers = Update.of(0.25, 1.0, 1, CPU)._replace(skip=torch.tensor(skip))
-    optimizer.update(numbers)
-    assert (weight.grad == 2).all()
-    optimizer.update(numbers, clears=True)
-    assert not weight.grad.any() and torch.equal(weight.detach(), torch.full((5,), 1.0 if skip else 0.0))
 
 
 def test_what_an_update_cannot_take(launched):  # noqa: F811

@@ -17,8 +17,9 @@ from test_launch_arguments import launched  # noqa: F401  a fixture
 from test_seq2seq_training import examples
 from test_training import language, masked
 
-from eet_lab.errors import KernelError
+from eet_lab.errors import KernelError, RecipeError
 from eet_lab.models.config import Config
+from eet_lab.models.decoder import mapped
 from eet_lab.ops import native, reference
 from eet_lab.ops.cuda import train_epilogue, train_norm
 from eet_lab.ops.noise import Dropout, token_keys
@@ -66,6 +67,13 @@ def test_models_that_do_not_fit_are_told_before_any_work(changes, wrong):
         assert (reason is None) == (name not in wrong)
         if reason:
             assert re.search(wrong[name], reason)
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_weights_of_another_type_are_told_before_any_work(name):
+    network = mapped(families.ours("gpt2").network, torch.Tensor.double)
+    with pytest.raises(RecipeError, match="float16, bfloat16 and float32, not float64. Load the model"):
+        Trainer(network, known(name)().apply(Parts()))
 
 
 @pytest.mark.parametrize(

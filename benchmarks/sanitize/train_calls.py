@@ -65,7 +65,7 @@ def _update(dtype: torch.dtype, kind: str, n: int = 4099) -> TrainCall:
         else:
             held = moments[:1] if "momentum" in kind else []
             rule = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
-            train_optimizer.sgd(weights, grads, held, master, numbers, noise=noise, clears=True, **rule)
+            train_optimizer.sgd(weights, grads, held, master, numbers, noise=noise, **rule)
         return train_optimizer.norm_of([grads, weights])
 
     return TrainCall(f"{kind}/n{n} {dtype}", (weights, grads, moments, master, numbers), call)

@@ -29,9 +29,9 @@ __global__ void __launch_bounds__(kSumWidth * 32) column_sums_kernel(const Colum
   __shared__ float sums[32][kSumWidth + 1];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * kSumWidth + lane;
   T* const out = blockIdx.y ? a.out[1] : a.out[0];
+  wait_for_previous();  // whoever follows relies on the first stage having ended, even where nothing is summed
   if (!out) return;
   const float* const partial = a.partial + int64_t(blockIdx.y) * a.R * a.C;
-  wait_for_previous();
   float sum = 0.f;
   if (column < a.C) {
 #pragma unroll 8

@@ -6,6 +6,7 @@ ones, with nothing clipped. Rows of several lengths are ragged; transformers pad
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
@@ -118,7 +119,7 @@ def _budget(network: Any, examples: Sequence[Example]) -> tuple[Checked, float]:
 
 
 def _verdict(off: float, most: float) -> str:
-    return "passed" if off <= most else f"loss or gradient off by {plain(off)}, the budget is {plain(most)}"
+    return "passed" if off <= most < math.inf else f"loss or gradient off by {plain(off)}, the budget is {plain(most)}"
 
 
 @memory_for("what a recipe trains")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,6 +14,7 @@ from eet_lab.bench.environment import environment
 from eet_lab.bench.measured import Environment
 from eet_lab.bench.paired import Change
 from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Series, Tally, check_budget, check_repeats
+from eet_lab.bench.training_peers import largest
 from eet_lab.devices import present
 from eet_lab.models import Model
 from eet_lab.progress import Cancel, Progress
@@ -67,6 +69,8 @@ class TrainComparison:
         """The same in words."""
         if self.verdict == "identical":
             return "The losses of all steps are the same to the bit."
+        if self.max_error == math.inf:
+            return "The loss of a step is not finite."
         return f"Losses of a step are at most {plain(self.max_error)} apart, as a share; the budget is {self.budget}."
 
 
@@ -102,8 +106,7 @@ def compare_training(
 
         def comparison() -> TrainComparison:
             before, after = (side.trained() for side in sides)
-            pairs = zip(before.losses, after.losses, strict=False)
-            error = max((abs(b / a - 1) for a, b in pairs), default=0.0)
+            error = largest(abs(b / a - 1) for a, b in zip(before.losses, after.losses, strict=False))
             return TrainComparison(environment(model), before, after, change(), error, BUDGETS[model.network.dtype])
 
         rounds = Rounds(repeats, budget_s, lambda: [found] if (found := change()) else [])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
@@ -54,8 +55,8 @@ class Checked(NamedTuple):
     grad_norm: float
 
     def error(self, exact: Checked) -> float:
-        """The larger of both relative errors."""
-        return max(abs(mine / theirs - 1) for mine, theirs in zip(self, exact, strict=True))
+        """The larger of both relative errors; infinite where one of the numbers is not finite."""
+        return largest(abs(mine / theirs - 1) for mine, theirs in zip(self, exact, strict=True))
 
 
 class Sized(NamedTuple):
@@ -65,6 +66,12 @@ class Sized(NamedTuple):
     checked: Checked
     held_bytes: int
     remark: str = ""
+
+
+def largest(errors: Iterable[float]) -> float:
+    """The largest error, 0 of none; infinite where one is not a number, which `max` may pass over."""
+    found = list(errors)
+    return max(found, default=0.0) if all(map(math.isfinite, found)) else math.inf
 
 
 def allocated(device: torch.device) -> int:

@@ -298,8 +298,8 @@ def on_a_gpu(model: Model) -> Shown:
         *shown,
         "On a GPU a small model's step is bound by launches: the host hands over hundreds of kernels, most of which "
         "run for some microseconds. Kernels of our own compute what lies between two matrix products in one launch, "
-        "forward and backward. A CUDA graph of a whole step replays all launches as one. Large models gain less, "
-        "since their products take most of the time.",
+        "forward and backward. Two CUDA graphs, of a pass and of the update, replay all launches of a step. Large "
+        "models gain less, since their products take most of the time.",
     )
 
 

@@ -136,24 +136,12 @@ class _Flat(Buffered):
         self.collect()
         return train_optimizer.norm_of([buffer.grads for buffer in self.buffers])
 
-    @torch.no_grad()
-    def update(self, update: Update, *, clears: bool = False) -> None:
-        """The same as `step`, for all groups at one learning rate, of numbers that are on the device alone.
-
-        With `clears` all gradients are 0 afterwards, skipped or not, for which the kernel needs no launch of its own.
-        """
-        self.collect()
-        for number, buffer in enumerate(self.buffers):
-            self._update(buffer, number, update, clears)
-
-    def _update(self, buffer: Buffer, number: int, update: Update, clears: bool = False) -> None:
-        if self._by_kernel[number]:
-            noise = self._noise if buffer.weights.dtype == torch.bfloat16 else None
-            self.launch(buffer, update, noise=noise, number=number, clears=clears)
+    def _update(self, buffer: Buffer, number: int, update: Update) -> None:
+        if not self._by_kernel[number]:
+            super()._update(buffer, number, update)
             return
-        super()._update(buffer, number, update)
-        if clears:
-            buffer.grads.zero_()
+        noise = self._noise if buffer.weights.dtype == torch.bfloat16 else None
+        self.launch(buffer, update, noise=noise, number=number)
 
 
 class FlatAdamW(_Flat, AdamW):

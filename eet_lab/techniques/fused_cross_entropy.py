@@ -20,7 +20,7 @@ class FusedCrossEntropy(Technique):
     Without it, PyTorch makes a copy of the logits [tokens, vocabulary] in fp32 and writes the logarithms of all
     probabilities, which it keeps: the backward pass reads them and writes a gradient, which is then rounded to 16 bits.
     With it, the forward pass reads the 16-bit logits once: the maximum and the sum of exponentials are kept up to date
-    while they pass by, and the smoothing of labels needs one more sum. It keeps one number a row. The backward pass
+    while they pass by, and the smoothing of labels needs one more sum. It keeps two numbers a row. The backward pass
     reads the logits once more and writes their gradient in their place.
 
     With `chunked_cross_entropy` beside it, loss and gradient are one launch for each chunk. A row of logits waits in

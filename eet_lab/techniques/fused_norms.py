@@ -17,7 +17,7 @@ class FusedNorms(Technique):
     """Take the gradient of a layer norm, or an RMS norm, in one pass over its rows, with two independent sums a row.
 
     Without it, PyTorch reads the rows once for the gradient of what was normed and once more for those of weight and
-    bias, and at 512 to 1,024 channels most of the GPU has nothing to do meanwhile. With it, about two blocks on each
+    bias, and at 512 to 1,024 channels most of the GPU has nothing to do meanwhile. With it, one to three blocks on each
     multiprocessor walk down the rows: both sums of a row are reduced at once, and what the row adds to weight and bias
     stays in registers. Each block leaves one row of those, and a second launch adds these rows up, always in the same
     order. Kept from the forward pass are the rows as they came, with their mean and scale in fp32, 8 bytes a row; so a

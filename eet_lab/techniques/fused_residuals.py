@@ -14,7 +14,7 @@ from eet_lab.technique import Technique
 
 @dataclass(frozen=True)
 class FusedResiduals(Technique):
-    """Let one kernel add a linear layer's bias, drop what dropout drops, and add the residual.
+    """Let one kernel add a linear layer's bias, apply dropout, and add the residual.
 
     Without it, dropout by key is a dozen launches over 64-bit numbers [tokens, channels], and the backward pass makes
     them again. With it, the noise is drawn in registers, from the same keys: the very same numbers are dropped. Nothing

@@ -128,9 +128,12 @@ def test_the_public_loss_scales_by_what_comes_from_outside(dtype, in_place):
     made = leaf * 1.0
     loss = cross_entropy(made, labels, reduction="sum", label_smoothing=0.1, in_place=in_place)
     scale = torch.tensor(3.0, device="cuda", requires_grad=True)
-    (loss * scale).backward()
+    (loss * scale).backward(retain_graph=not in_place)
     within(leaf.grad, low[1] * 3, true[1] * 3, dtype)
     assert torch.equal(made, logits) is not in_place
+    if not in_place:
+        [again] = torch.autograd.grad(loss * scale, leaf)
+        assert torch.equal(again, leaf.grad), "what is not in place can be differentiated again"
     if in_place:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             cross_entropy(leaf.tanh(), labels, in_place=True).backward()

@@ -74,6 +74,14 @@ def number_of(act: str | None) -> int:
     return ACTS[act]
 
 
+def untrainable(dtype: torch.dtype) -> str | None:
+    """Why the kernels do not train weights of a type, or None."""
+    if dtype in DTYPES:
+        return None
+    names = (str(each).removeprefix("torch.") for each in (*DTYPES, dtype))
+    return "the kernels compute in {}, {} and {}, not {}. Load the model in bfloat16".format(*names)
+
+
 class Limits(NamedTuple):
     """The limits of a GPU."""
 

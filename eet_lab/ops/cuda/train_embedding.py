@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from eet_lab.ops import native
-from eet_lab.ops.cuda.launching import DTYPES, at, check, drop_arguments, needs, stream_of
+from eet_lab.ops.cuda.launching import DTYPES, at, check, drop_arguments, needs, stream_of, untrainable
 from eet_lab.ops.cuda.plan import ceil
 from eet_lab.ops.cuda.train_epilogue import unfit_width
-from eet_lab.ops.fits import refuses
+from eet_lab.ops.fits import refuses, refuses_training
 from eet_lab.ops.types import Drop, Empty, Noise, all_kept
 
 PART = 32  # tokens whose gradients a warp adds up
 
 
 @refuses(unfit_width)
+@refuses_training(untrainable)
 @needs("train_embedding")
 def embedded(
     ids: Tensor,

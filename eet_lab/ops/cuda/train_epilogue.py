@@ -23,9 +23,10 @@ from eet_lab.ops.cuda.launching import (
     number_of,
     stream_of,
     unfit_act,
+    untrainable,
 )
 from eet_lab.ops.cuda.plan import ceil
-from eet_lab.ops.fits import Shapes, refuses
+from eet_lab.ops.fits import Shapes, refuses, refuses_training
 from eet_lab.ops.types import Drop, Empty, Linear, Noise, all_kept
 
 WARPS, VECTOR_BYTES = 8, 16  # rows that a block has at a time, each a warp's
@@ -45,6 +46,7 @@ def _unfit_inner(model: Shapes) -> str | None:
 
 
 @refuses(_unfit_inner)
+@refuses_training(untrainable)
 @needs("train_epilogue")
 def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty, linear: Callable = reference.linear) -> Tensor:
     """act(linear(x)): [T,C] -> [T,F]. Of an activated layer the product without its bias is kept, and nothing else."""
@@ -54,6 +56,7 @@ def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty, linear: C
 
 
 @refuses(unfit_width)
+@refuses_training(untrainable)
 @needs("train_epilogue")
 def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, drop: Drop = all_kept) -> Tensor:
     """linear(x) + residual: [T,C], [T,N] -> [T,N]. Kept is nothing; what is dropped is drawn again."""
@@ -62,6 +65,7 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dro
 
 
 @refuses(unfit_width)
+@refuses_training(untrainable)
 @needs("train_epilogue")
 def dropped(x: Tensor, drop: Drop) -> Tensor:
     """What a training pass keeps of hidden states: [T,C] -> [T,C]."""

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from eet_lab.ops import native
-from eet_lab.ops.cuda.launching import DTYPES, at, gpu, needs, stream_of
+from eet_lab.ops.cuda.launching import DTYPES, at, gpu, needs, stream_of, untrainable
 from eet_lab.ops.cuda.norm import norm as normed
 from eet_lab.ops.cuda.plan import ceil
-from eet_lab.ops.fits import Shapes, refuses
+from eet_lab.ops.fits import Shapes, refuses, refuses_training
 from eet_lab.ops.types import Empty, Norm, fresh
 
 MOST_CHANNELS = 8192  # of a row that a team of 16 warps holds
@@ -27,6 +27,7 @@ def _unfit(model: Shapes) -> str | None:
 
 
 @refuses(_unfit)
+@refuses_training(untrainable)
 @needs("norm", "train_norm")
 def norm(x: Tensor, w: Norm, *, empty: Empty) -> Tensor:
     """Layer norm, or RMS norm without a bias: [T,C] -> [T,C]. Kept are x, and 8 bytes a row: its mean, and 1 / standard

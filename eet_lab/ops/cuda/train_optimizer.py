@@ -2,7 +2,7 @@
 
 `update` is (lr, scale, step, skip), 0-d on the device: in fp32, and skip a bool. Moments and `master` are in fp32.
 `noise` and `number` are what rounding at random is drawn from, beside the step; without `noise` weights are rounded to
-the nearest. With `clears` the gradients become 0, even where the update is skipped. One launch.
+the nearest. One launch.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ def adamw(
     weight_decay: float,
     noise: int | None = None,
     number: int = 0,
-    clears: bool = False,
 ) -> None:
     """AdamW as PyTorch's fused one: weights, grads [n]; moments are the averages of gradients and of their squares."""
     shared = _shared(weights, grads, moments, master, update, noise)
     native.loaded("optimizer").eet_adamw(
         **shared, exp_avg=at(moments[0]), exp_avg_sq=at(moments[1]), beta1=betas[0], beta2=betas[1], eps=eps,
-        weight_decay=weight_decay, number=number, clears=clears,
+        weight_decay=weight_decay, number=number,
     )  # fmt: skip
 
 
@@ -57,13 +56,12 @@ def sgd(
     nesterov: bool,
     noise: int | None = None,
     number: int = 0,
-    clears: bool = False,
 ) -> None:
     """SGD as PyTorch's fused one, without dampening: weights, grads [n]; moments are the momentum, or nothing."""
     shared = _shared(weights, grads, moments, master, update, noise)
     native.loaded("optimizer").eet_sgd(
         **shared, momentum_buffer=at(moments[0]) if moments else None, momentum=momentum, weight_decay=weight_decay,
-        nesterov=nesterov, number=number, clears=clears,
+        nesterov=nesterov, number=number,
     )  # fmt: skip
 
 
