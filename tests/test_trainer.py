@@ -77,6 +77,30 @@ def test_the_next_batch_is_laid_out_while_a_step_runs_and_its_faults_come_in_tur
     assert ahead.step(language()).loss == alone.step(language()).loss
 
 
+@pytest.mark.parametrize("name", ["step", "save", "gradients", "evaluate", "reserve", "resume"])
+def test_a_step_that_was_launched_counts_even_if_the_host_is_interrupted(half, tmp_path, name):
+    made = partial(Trainer, half, parts(RECIPES[3]), settings=replace(SETTINGS, init_scale=16.0, growth_interval=2))
+    alone, ahead = made(), made()
+
+    def batches():
+        yield language()
+        yield language()
+        raise KeyboardInterrupt
+
+    run(alone, range(2))
+    alone.save(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        list(ahead.steps(batches()))
+    assert all(map(torch.equal, weights(alone), weights(ahead)))
+    given = {"step": language(), "save": tmp_path, "resume": tmp_path, "reserve": [language()]}.get(name, language())
+    made_by = [getattr(trainer, name)(given) for trainer in (alone, ahead)]
+    assert alone.num_steps == ahead.num_steps == alone.optimizer.num_steps == ahead.optimizer.num_steps
+    assert alone.num_steps == 2 + (name == "step") and alone.loss_scale == ahead.loss_scale
+    assert name != "step" or made_by[0].loss == made_by[1].loss
+    assert alone.step(language()).loss == ahead.step(language()).loss
+    assert all(map(torch.equal, weights(alone), weights(ahead)))
+
+
 @pytest.mark.parametrize("before", MASTERS)
 @pytest.mark.parametrize("after", MASTERS)
 def test_a_run_is_resumed_with_another_master_copy_and_settings(tmp_path, before, after):
