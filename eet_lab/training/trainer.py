@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
@@ -314,11 +315,11 @@ class Trainer:
         return _Asked(loss, numbers, self.settings)
 
     def _ready(self, examples: Sequence[Example]) -> Ready:
-        """Examples, checked and laid out. Errors: TrainingError, PromptError."""
-        batch = self._checked(examples)
-        passes = [*self._passes(batch)]
-        given = [self._given(each, batch, self.settings, is_first=each is passes[0]) for each in passes]
-        return Ready(batch, passes, given)
+        """Examples, checked and divided, the first pass laid out. Errors: TrainingError, PromptError, OutOfMemory."""
+        with self._memory("a training pass"):
+            batch = self._checked(examples)
+            passes = [*self._passes(batch)]
+            return Ready(batch, passes, [self._given(each, batch, self.settings, is_first=True) for each in passes[:1]])
 
     def _backward(self, ready: Ready, cancel: Cancel | None) -> tuple[list[Tensor], Tensor]:
         """The shares of a batch's mean loss that its passes have, and this one; its scaled gradients lie with the
@@ -330,7 +331,8 @@ class Trainer:
 
         def work() -> list[Tensor]:
             losses = []
-            for each, given in until(cancel, zip(passes, ready.given, strict=True)):
+            later = (self._given(each, batch, self.settings) for each in passes[1:])  # as the one before it runs
+            for each, given in until(cancel, zip(passes, chain(ready.first, later), strict=True)):
                 if each is passes[-1]:
                     self.ranks.last_pass()
                 key, scale = noise_key(self.settings.seed, self.num_steps), self.loss_scale.scale
