@@ -215,6 +215,14 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_as_they_were():
     assert trainer.step(language()).number == 1
 
 
+def test_an_evaluation_that_is_not_finite_is_told():
+    trainer = Trainer(families.ours("llama").network)
+    with torch.no_grad():
+        trainer.parameters["norm.weight"].fill_(torch.nan)
+    with pytest.raises(TrainingError, match="a loss of nan"):
+        trainer.evaluate(language())
+
+
 def test_the_loss_scale_is_pytorchs():
     ours, scale, tracker = LossScale(64.0, growth_interval=3), torch.tensor(64.0), torch.tensor(0, dtype=torch.int32)
     for step in range(40):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from eet_lab.devices import present
 from eet_lab.engine.exclusive import exclusive
-from eet_lab.errors import ModelError, RecipeError
+from eet_lab.errors import ModelError, RecipeError, TrainingError
 from eet_lab.models import seq2seq
 from eet_lab.models.config import Config, Seq2SeqConfig
 from eet_lab.models.decoder import Decoder, mapped
@@ -36,6 +36,7 @@ from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.ops.types import Batch, Source, autograd
 from eet_lab.parts import Ops, Parts, unread
 from eet_lab.parts.buffers import Update
+from eet_lab.parts.optimizers import groups_of
 from eet_lab.parts.passes import Pass
 from eet_lab.parts.staging import Staging, sent
 from eet_lab.progress import Cancel
@@ -111,7 +112,7 @@ class Trainer:
         for parameter in self.parameters.values():
             parameter.requires_grad_()
         self.optimizer = self.parts.optimizer(
-            _groups(self.parameters.values(), self.settings.weight_decay), self.settings.optimizer,
+            groups_of(self.parameters.values(), self.settings.weight_decay), self.settings.optimizer,
             seed=self.settings.seed, **self.settings.of_optimizer,
         )  # fmt: skip
         self.ranks.watch([*self.parameters.values()], self.optimizer.buffers)
@@ -136,7 +137,8 @@ class Trainer:
     def steps(self, batches: Iterable[Sequence[Example]], cancel: Cancel | None = None) -> Iterator[Step]:
         """A step over each batch. The host checks and lays out the next one while the device computes.
 
-        A batch is asked for before the step over the one before it is told. Errors: those of `step`, each in its turn.
+        A batch is asked for before the step over the one before it is told, and while that one runs: what makes batches
+        may not call the trainer. Errors: those of `step`, each in its turn.
         """
         source = iter(batches)
         failures, coming = list[Exception](), deque[Ready]()
@@ -231,7 +233,10 @@ class Trainer:
             return [self._loss(sent(each, self._staging)) for each in given]
 
         with self._memory("a pass over examples"):
-            return float(self.ranks.together(work)[1]) / batch.num_labels
+            loss = float(self.ranks.together(work)[1]) / batch.num_labels
+        if not math.isfinite(loss):
+            raise TrainingError(f"These examples have a loss of {loss}. Look at the weights and at these examples.")
+        return loss
 
     @exclusive
     def reserve(self, batches: Iterable[Sequence[Example]], cancel: Cancel | None = None) -> None:
@@ -404,15 +409,6 @@ class Trainer:
         encoded = seq2seq.encode(self.model, of_source, looks, read.source, self.parts.cross_kv)
         attend = made(ops, read.batch, None, source=Source(read.source, tuple(encoded)))
         return seq2seq.forward(self.model, ops, attend, read.batch)
-
-
-def _groups(parameters: Any, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices, which decay, and biases and norms, which do not."""
-    kinds: dict[bool, list[Tensor]] = {True: [], False: []}
-    for parameter in parameters:
-        kinds[parameter.ndim > 1].append(parameter)
-    decay = {True: weight_decay, False: 0.0}
-    return [{"params": params, "weight_decay": decay[kind]} for kind, params in kinds.items() if params]
 
 
 def _check_parts(parts: Parts, config: Config, group: Alone) -> None:
