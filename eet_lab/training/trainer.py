@@ -129,7 +129,8 @@ class Trainer:
         """One step: the gradients of all examples' mean loss, and an update. It takes as many passes as are needed.
 
         Errors: TrainingError and PromptError before any work; TrainingError where the loss or a gradient is not finite;
-        Cancelled; OutOfMemory in a pass. After each of them the weights are as they were before the step.
+        Cancelled; OutOfMemory in a pass. After each of them the weights are as they were before the step; an
+        OutOfMemory in the update itself may leave some of them updated.
         """
         begin = perf_counter()
         return self._step(self._ready(examples), cancel, begin)
@@ -173,6 +174,7 @@ class Trainer:
         with self._memory("a training pass"):
             losses, total = self._backward(ready, cancel)
             self._made = self._launch(self._asked(total, lr))
+            work = self._work(batch)  # before the host waits
             if meanwhile is not None:
                 meanwhile()
             loss, norm = self._settle()
@@ -183,7 +185,7 @@ class Trainer:
         ms = (perf_counter() - begin) * 1e3
         return Step(
             number, loss, grad_norm, lr, batch.num_tokens, computed, len(passes), ms, scale,
-            is_skipped=not math.isfinite(norm), work=self._work(batch),
+            is_skipped=not math.isfinite(norm), work=work,
         )  # fmt: skip
 
     def _settle(self) -> tuple[float, float]:
