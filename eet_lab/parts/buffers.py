@@ -180,7 +180,10 @@ class Buffered(torch.optim.Optimizer):
             buffer.grads.zero_()
 
     def drop_grads(self) -> None:
-        """No gradients: the next ones are not added to zeros, but taken as they come, and copied by `collect`."""
+        """No gradients: the next ones are not added to zeros, but taken as they come, and copied by `collect`.
+
+        Until then they take the memory of one more set of gradients.
+        """
         for param in self.state:
             param.grad = None
 
@@ -216,7 +219,8 @@ class Buffered(torch.optim.Optimizer):
         """Take over a state of the same formula in whatever layout.
 
         A master copy that it lacks begins with the weights, so weights come first. Moments and steps that it lacks are
-        zero, as where a weight had no gradient yet. Errors: TrainingError where it is another model's, or another formula's.
+        zero, as where a weight had no gradient yet. Errors: TrainingError where it is another model's, or another
+        formula's.
         """
         states, groups = state_dict["state"], state_dict["param_groups"]
         self._check_state(states, [len(group["params"]) for group in groups])
