@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from eet_lab.devices import present
 from eet_lab.errors import TrainingError
 from eet_lab.ops.cuda.launching import takes
 from eet_lab.ops.reference import linear
@@ -48,7 +49,8 @@ def cross_entropy(
     labels, num = _labels(target, tuple(input.shape), ignore_index, check, reduction == "mean")
     logits = input.reshape(-1, input.shape[-1])
     if in_place and takes(input):
-        total = losses.fused_cross_entropy(logits.contiguous(), labels, label_smoothing)
+        with present(input.device):
+            total = losses.fused_cross_entropy(logits.contiguous(), labels, label_smoothing)
     else:
         loss = losses.cross_entropy_in_place if in_place and torch.is_grad_enabled() else losses.cross_entropy
         total = loss(logits, labels, label_smoothing)
@@ -86,7 +88,8 @@ def linear_cross_entropy(
     layer, states = Linear(linear_weight, linear_bias), input.reshape(-1, shape[1])
     head = losses.Head(lambda states, linear=linear: linear(states, layer, empty=autograd), weights)
     how = losses.fused_cross_entropy if takes(input) else losses.cross_entropy_in_place
-    total = losses.Chunked(chunk)(states, labels, head, label_smoothing, cross_entropy=how)
+    with present(input.device):
+        total = losses.Chunked(chunk)(states, labels, head, label_smoothing, cross_entropy=how)
     return total if reduction == "sum" else total / num
 
 

@@ -132,6 +132,20 @@ def test_a_state_is_read_in_any_layout(first, second):
     assert all(torch.allclose(a, b, rtol=1e-6) for a, b in zip(params(again), params(found), strict=True))
 
 
+def test_a_state_without_steps_begins_anew_and_one_that_lacks_a_tensor_keeps_the_others_count():
+    found, settings = groups(), MOMENTUM
+    optimizer, torchs = FlatSGD(found, **settings), torch.optim.SGD(groups(), **settings)
+    step(optimizer, params(found), 0)
+    optimizer.load_state_dict(torchs.state_dict())
+    assert optimizer.num_steps == 0
+    step(optimizer, params(found), 0)
+    state = optimizer.state_dict()
+    del state["state"][max(state["state"])]
+    step(optimizer, params(found), 1)
+    optimizer.load_state_dict(state)
+    assert optimizer.num_steps == 1
+
+
 def test_it_is_an_optimizer_of_pytorch_for_any_module():
     """With frozen weights, a scheduler, a scaler that skips, and hooks, it makes the steps of PyTorch's."""
     found = []

@@ -261,6 +261,14 @@ def test_texts_of_different_lengths_need_an_attention_that_reads_them(recorded):
     assert captured.step([Example([5, 6, 7]), Example([7, 6, 5])]).number == 0
 
 
+@pytest.mark.parametrize(("batch_tokens", "most"), [(300, 256), (256, 256), (100, 128)])
+def test_a_pass_stays_within_its_tokens_when_rounded_up_but_has_one_bucket_at_least(batch_tokens, most):
+    texts = [Text([5] * (9 + number % 11), None, [0]) for number in range(60)]
+    groups = [*steps.Bucketed(Recipe.parse(PACKED).parts.texts, 128)(texts, Batching(batch_tokens))]
+    assert max(sum(len(text.ids) for text in group.texts) for group in groups) == most
+    assert sum(len(group.numbers) for group in groups) == len(texts)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_buckets_hold_all_texts_and_sources_everywhere(seed):
     draw = random.Random(seed)

@@ -13,7 +13,7 @@ import torch
 from test_training import CHUNKED, RECIPES, language, language_loss, masked, parts
 from torch.nn.functional import cross_entropy
 
-from eet_lab.errors import Cancelled, ModelError, PromptError, RecipeError, TrainingError
+from eet_lab.errors import Cancelled, ModelError, OutOfMemory, PromptError, RecipeError, TrainingError
 from eet_lab.models import load
 from eet_lab.models.weights import state_of
 from eet_lab.parts import losses
@@ -22,6 +22,7 @@ from eet_lab.parts.optimizers import tensor_by_tensor
 from eet_lab.technique import Recipe
 from eet_lab.techniques.flat_optimizer import Flat
 from eet_lab.training import IGNORED, Example, Rows, Trainer, TrainSettings
+from eet_lab.training.batch import TrainPass
 from eet_lab.training.loss_scale import LEAST, LossScale
 
 SETTINGS = TrainSettings(lr=3e-3, warmup_steps=2, lr_schedule="cosine", max_steps=9, dropout=0.1, seed=3)
@@ -75,6 +76,61 @@ def test_the_next_batch_is_laid_out_while_a_step_runs_and_its_faults_come_in_tur
     told = [f"told {number}" for number in range(3)]
     assert events == ["asked for 0", "asked for 1", told[0], "asked for 2", told[1], "asked for 3", told[2]]
     assert ahead.step(language()).loss == alone.step(language()).loss
+
+
+def test_a_pass_is_laid_out_while_the_one_before_it_runs_and_a_full_memory_is_told(monkeypatch):
+    trainer = Trainer(families.ours("qwen3").network, parts(RECIPES[3]), settings=replace(SETTINGS, batch_tokens=8))
+    events, lays_out, launch = list[str](), TrainPass.laid_out, trainer._launch.__call__
+    close = trainer._launch.close
+
+    def laid_out(self, *args):
+        events.append("laid out")
+        return lays_out(self, *args)
+
+    class Launch:
+        def __init__(self) -> None:
+            self.close = close
+
+        def __call__(self, given):
+            events.append("launched")
+            return launch(given)
+
+    monkeypatch.setattr(TrainPass, "laid_out", laid_out)
+    trainer._launch = Launch()
+    made = trainer.step(language())
+    assert made.num_passes > 1 and events == ["laid out", "launched"] * made.num_passes + ["launched"]
+
+    def full(*_):
+        raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1073741824 bytes.")
+
+    monkeypatch.setattr(TrainPass, "laid_out", full)
+    for work in (trainer.step, trainer.gradients, lambda found: next(trainer.steps([found]))):
+        with pytest.raises(OutOfMemory, match="a training pass could not be allocated .*1.00 GiB"):
+            work(language())
+
+
+@pytest.mark.parametrize("name", ["step", "save", "gradients", "evaluate", "reserve", "resume"])
+def test_a_step_that_was_launched_counts_even_if_the_host_is_interrupted(half, tmp_path, name):
+    made = partial(Trainer, half, parts(RECIPES[3]), settings=replace(SETTINGS, init_scale=16.0, growth_interval=2))
+    alone, ahead = made(), made()
+
+    def batches():
+        yield language()
+        yield language()
+        raise KeyboardInterrupt
+
+    run(alone, range(2))
+    alone.save(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        list(ahead.steps(batches()))
+    assert all(map(torch.equal, weights(alone), weights(ahead)))
+    given = {"step": language(), "save": tmp_path, "resume": tmp_path, "reserve": [language()]}.get(name, language())
+    made_by = [getattr(trainer, name)(given) for trainer in (alone, ahead)]
+    assert alone.num_steps == ahead.num_steps == alone.optimizer.num_steps == ahead.optimizer.num_steps
+    assert alone.num_steps == 2 + (name == "step") and alone.loss_scale == ahead.loss_scale
+    assert name != "step" or made_by[0].loss == made_by[1].loss
+    assert alone.step(language()).loss == ahead.step(language()).loss
+    assert all(map(torch.equal, weights(alone), weights(ahead)))
 
 
 @pytest.mark.parametrize("before", MASTERS)
@@ -157,6 +213,14 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_as_they_were():
         parameter.copy_(before)
     assert trainer.num_steps == 1 and all(map(torch.equal, weights(trainer), kept))
     assert trainer.step(language()).number == 1
+
+
+def test_an_evaluation_that_is_not_finite_is_told():
+    trainer = Trainer(families.ours("llama").network)
+    with torch.no_grad():
+        trainer.parameters["norm.weight"].fill_(torch.nan)
+    with pytest.raises(TrainingError, match="a loss of nan"):
+        trainer.evaluate(language())
 
 
 def test_the_loss_scale_is_pytorchs():

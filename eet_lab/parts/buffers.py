@@ -180,7 +180,10 @@ class Buffered(torch.optim.Optimizer):
             buffer.grads.zero_()
 
     def drop_grads(self) -> None:
-        """No gradients: the next ones are not added to zeros, but taken as they come, and copied by `collect`."""
+        """No gradients: the next ones are not added to zeros, but taken as they come, and copied by `collect`.
+
+        Until then they take the memory of one more set of gradients.
+        """
         for param in self.state:
             param.grad = None
 
@@ -215,11 +218,13 @@ class Buffered(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of the same formula in whatever layout.
 
-        A master copy that it lacks begins with the weights, so weights come first. Moments that it lacks are zero, as
-        where a weight had no gradient yet. Errors: TrainingError where it is another model's, or another formula's.
+        A master copy that it lacks begins with the weights, so weights come first. Moments and steps that it lacks are
+        zero, as where a weight had no gradient yet. Errors: TrainingError where it is another model's, or another
+        formula's.
         """
         states, groups = state_dict["state"], state_dict["param_groups"]
         self._check_state(states, [len(group["params"]) for group in groups])
+        steps = [float(state["step"]) for state in states.values() if "step" in state]
         for i, param in enumerate(self._params()):
             if param not in self.state:
                 continue
@@ -229,8 +234,9 @@ class Buffered(torch.optim.Optimizer):
                     part.copy_(saved.get(name, param))
                 elif name in saved:
                     part.copy_(saved[name])
-                elif name != "step":
+                else:
                     part.zero_()
+        self._steps.fill_(max(steps, default=0))  # one for all, even those that the state lacks
         for group, saved in zip(self.param_groups, groups, strict=True):
             group |= {name: value for name, value in saved.items() if name != "params"}
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from eet_lab.devices import present
 from eet_lab.errors import TrainingError
 from eet_lab.ops import native
 from eet_lab.ops.cuda import train_optimizer
@@ -123,8 +124,9 @@ class _Flat(Buffered):
         seed = mix(mix(self.seed) + (self.seed >> 31))  # as `noise_key` begins
         self._noise = seed if self.master == "stochastic" else None
         self._by_kernel = [takes(buffer.weights) for buffer in self.buffers]
-        if any(self._by_kernel):
-            native.prepare(train_optimizer.adamw.kernels)  # type: ignore[attr-defined]
+        for device in {buffer.weights.device for buffer in self.buffers if takes(buffer.weights)}:
+            with present(device):
+                native.prepare(train_optimizer.adamw.kernels)  # type: ignore[attr-defined]
 
     def launch(self, buffer: Buffer, update: Update, **shared: Any) -> None:
         """The formula, by a kernel; `shared` is for any formula."""
@@ -134,14 +136,16 @@ class _Flat(Buffered):
         if not all(self._by_kernel) or len({buffer.grads.device for buffer in self.buffers}) != 1:
             return super().grad_norm()
         self.collect()
-        return train_optimizer.norm_of([buffer.grads for buffer in self.buffers])
+        with present(self.buffers[0].grads.device):
+            return train_optimizer.norm_of([buffer.grads for buffer in self.buffers])
 
     def _update(self, buffer: Buffer, number: int, update: Update) -> None:
         if not self._by_kernel[number]:
             super()._update(buffer, number, update)
             return
         noise = self._noise if buffer.weights.dtype == torch.bfloat16 else None
-        self.launch(buffer, update, noise=noise, number=number)
+        with present(buffer.weights.device):
+            self.launch(buffer, update, noise=noise, number=number)
 
 
 class FlatAdamW(_Flat, AdamW):
@@ -177,6 +181,15 @@ FLAT: dict[str, Any] = {"adamw": FlatAdamW, "sgd": FlatSGD}
 def tensor_by_tensor(params: Any, name: str, /, *, seed: int, **settings: Any) -> Buffered:
     """The baseline: each tensor is updated by a launch of its own."""
     return PLAIN[name](params, seed=seed, **settings)
+
+
+def groups_of(parameters: Any, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices, which decay, and biases and norms, which do not."""
+    kinds: dict[bool, list[Tensor]] = {True: [], False: []}
+    for parameter in parameters:
+        kinds[parameter.ndim > 1].append(parameter)
+    decay = {True: weight_decay, False: 0.0}
+    return [{"params": params, "weight_decay": decay[kind]} for kind, params in kinds.items() if params]
 
 
 def _read(update: Update, weights: Tensor) -> dict[str, Any]:

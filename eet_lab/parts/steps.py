@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -156,13 +156,16 @@ class Bucketed:
 
     A pass whose texts differ in length gets texts of pads and empty ones behind its own, and all get places that are
     asked for beyond their labels. Whoever learns from it has nothing to learn there. Rectangles keep their shape.
+    Texts that share a pass stay within `batch_tokens`, unless that is less than one bucket: one is the least.
     """
 
     texts: LaysOutTexts
     bucket: int
 
     def __call__(self, texts: Sequence[Readable], batching: Batching) -> Iterator[Group]:
-        return map(partial(_filled, bucket=self.bucket), self.texts(texts, batching))
+        whole = max(batching.batch_tokens // self.bucket, 1) * self.bucket
+        groups = self.texts(texts, replace(batching, batch_tokens=whole))
+        return map(partial(_filled, bucket=self.bucket), groups)
 
 
 def _filled(group: Group, bucket: int) -> Group:

@@ -39,7 +39,7 @@ class CapturedSteps(Technique):
 
     bucket: int = knob(
         128,
-        "The tokens and the labels of a pass are rounded up to a multiple of it.",
+        "The tokens and the labels of a pass are rounded up to a multiple of it, which is the least that a pass has.",
         label="Bucket",
         unit="tokens",
         low=16,

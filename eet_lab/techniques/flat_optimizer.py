@@ -19,7 +19,7 @@ class FlatOptimizer(Technique):
     gradients are views of one buffer for each kind of decay (matrices, and biases with norms), and each is updated by
     one call, by the same formulas: on a GPU a kernel that takes 16-bit gradients and weights as they are, where
     PyTorch widens, scales and copies them in passes of their own. Clearing the gradients, and the norm by which they
-    are clipped, are one call as well.
+    are clipped, are one call as well. At the peak of a step's first pass, memory holds one more set of gradients.
 
     16-bit weights are updated in fp32. `master` says what of: a copy that is kept takes 4 bytes a weight; without one
     the new weight is rounded to the nearest 16-bit number, which loses updates below half of its last digit; rounded

@@ -79,11 +79,11 @@ class Checked(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A batch that can be learned from, and what each of its passes reads, but for what changes from step to step."""
+    """A batch that can be learned from, its passes, and what the first reads, but for what changes between steps."""
 
     batch: Checked
     passes: list[TrainPass]
-    given: list[Given]
+    first: list[Given]  # none where a rank has no pass
 
 
 def checked(examples: Sequence[Example], task: TrainTask, config: Config, numbers: range) -> Checked:

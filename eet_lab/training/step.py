@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
-from eet_lab.errors import TrainingError
+from eet_lab.errors import Cancelled, TrainingError
+from eet_lab.progress import Cancel
 from eet_lab.training.batch import TrainPass
 from eet_lab.words import counted, some
+
+T = TypeVar("T")
 
 
 class Work(NamedTuple):
@@ -67,3 +70,11 @@ def not_finite(
         f"{counted(len(examples), 'example')}, {some(examples)}. Use a smaller lr or max_grad_norm, more warmup_steps, "
         "or look at these examples."
     )
+
+
+def until(cancel: Cancel | None, found: Iterable[T]) -> Iterator[T]:
+    """The same, one by one. Errors: Cancelled."""
+    for each in found:
+        if cancel is not None and cancel.is_set():
+            raise Cancelled("The training was stopped.")
+        yield each

@@ -11,10 +11,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 from weakref import proxy
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from eet_lab.devices import present
 from eet_lab.engine.exclusive import exclusive
-from eet_lab.errors import Cancelled, ModelError, RecipeError
+from eet_lab.errors import ModelError, RecipeError, TrainingError
 from eet_lab.models import seq2seq
 from eet_lab.models.config import Config, Seq2SeqConfig
 from eet_lab.models.decoder import Decoder, mapped
@@ -35,6 +36,7 @@ from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.ops.types import Batch, Source, autograd
 from eet_lab.parts import Ops, Parts, unread
 from eet_lab.parts.buffers import Update
+from eet_lab.parts.optimizers import groups_of
 from eet_lab.parts.passes import Pass
 from eet_lab.parts.staging import Staging, sent
 from eet_lab.progress import Cancel
@@ -43,10 +45,8 @@ from eet_lab.training.batch import Checked, Given, Ready, TrainPass, as_integers
 from eet_lab.training.ranks import Alone, ranks
 from eet_lab.training.ranks import Group as Ranks
 from eet_lab.training.settings import TrainSettings
-from eet_lab.training.step import Step, Work, not_finite
+from eet_lab.training.step import Step, Work, not_finite, until
 from eet_lab.training.tasks import Example, task_of, trained
-
-T = TypeVar("T")
 
 REMEDY = f"Use a smaller batch_tokens, a smaller model, or bfloat16. {OTHERS}"
 UNREAD = ("ops", "weights", "kv_cache", "memory", "launch", "layers")
@@ -112,12 +112,13 @@ class Trainer:
         for parameter in self.parameters.values():
             parameter.requires_grad_()
         self.optimizer = self.parts.optimizer(
-            _groups(self.parameters.values(), self.settings.weight_decay), self.settings.optimizer,
+            groups_of(self.parameters.values(), self.settings.weight_decay), self.settings.optimizer,
             seed=self.settings.seed, **self.settings.of_optimizer,
         )  # fmt: skip
         self.ranks.watch([*self.parameters.values()], self.optimizer.buffers)
         self.loss_scale = self.settings.loss_scale(network.dtype)
         self.num_steps = 0
+        self._made: Tensor | None = None  # the last update's numbers, until it is counted
         self.busy = Lock()
         self._staging = Staging(network.device)
         own = proxy(self)  # a cycle would keep the weights until the collector comes by
@@ -128,7 +129,8 @@ class Trainer:
         """One step: the gradients of all examples' mean loss, and an update. It takes as many passes as are needed.
 
         Errors: TrainingError and PromptError before any work; TrainingError where the loss or a gradient is not finite;
-        Cancelled; OutOfMemory in a pass. After each of them the weights are as they were before the step.
+        Cancelled; OutOfMemory in a pass. After each of them the weights are as they were before the step; an
+        OutOfMemory in the update itself may leave some of them updated.
         """
         begin = perf_counter()
         return self._step(self._ready(examples), cancel, begin)
@@ -136,7 +138,8 @@ class Trainer:
     def steps(self, batches: Iterable[Sequence[Example]], cancel: Cancel | None = None) -> Iterator[Step]:
         """A step over each batch. The host checks and lays out the next one while the device computes.
 
-        A batch is asked for before the step over the one before it is told. Errors: those of `step`, each in its turn.
+        A batch is asked for before the step over the one before it is told, and while that one runs: what makes batches
+        may not call the trainer. Errors: those of `step`, each in its turn.
         """
         source = iter(batches)
         failures, coming = list[Exception](), deque[Ready]()
@@ -162,6 +165,7 @@ class Trainer:
         self, ready: Ready, cancel: Cancel | None, begin: float, meanwhile: Callable[[], None] | None = None
     ) -> Step:
         """A step over a batch that is laid out; `meanwhile` is called while the device computes."""
+        self._settle()
         number, batch, passes = self.num_steps, ready.batch, ready.passes
         cancel = self.ranks.stops(cancel)
         scale, lr = self.loss_scale.scale, self.settings.lr_at(number)
@@ -169,23 +173,31 @@ class Trainer:
             group["lr"] = lr
         with self._memory("a training pass"):
             losses, total = self._backward(ready, cancel)
-            made = self._launch(self._asked(total, lr))
+            self._made = self._launch(self._asked(total, lr))
+            work = self._work(batch)  # before the host waits
             if meanwhile is not None:
                 meanwhile()
-            loss, norm = made.tolist()  # the host waits here, and nowhere before
+            loss, norm = self._settle()
             grad_norm = norm / scale
-            is_finite = math.isfinite(grad_norm)
-            if not math.isfinite(loss) or not self.loss_scale.update(is_finite):
+            if self.num_steps == number:
                 raise not_finite(number, self.parameters, passes, [float(each) for each in losses], loss, grad_norm)
-        if is_finite:
-            self.optimizer.count()
-        self.num_steps += 1
         computed = sum(each.group.computed_tokens for each in passes)
         ms = (perf_counter() - begin) * 1e3
         return Step(
-            number, loss, grad_norm, lr, batch.num_tokens, computed, len(passes), ms, scale, is_skipped=not is_finite,
-            work=self._work(batch),
+            number, loss, grad_norm, lr, batch.num_tokens, computed, len(passes), ms, scale,
+            is_skipped=not math.isfinite(norm), work=work,
         )  # fmt: skip
+
+    def _settle(self) -> tuple[float, float]:
+        """Count the update that was launched, of this step or of one that was interrupted: its loss and norm."""
+        if self._made is None:
+            return 0.0, 0.0
+        (loss, norm), self._made = self._made.tolist(), None  # the host waits here, and nowhere before
+        if math.isfinite(loss) and self.loss_scale.update(math.isfinite(norm)):
+            if math.isfinite(norm):
+                self.optimizer.count()
+            self.num_steps += 1
+        return loss, norm
 
     def work(self, examples: Sequence[Example]) -> Work:
         """What a step over these examples has to compute. Errors: those of `step`."""
@@ -199,6 +211,7 @@ class Trainer:
     @exclusive
     def gradients(self, examples: Sequence[Example]) -> tuple[float, dict[str, Tensor]]:
         """The mean loss of examples, and each parameter's gradient by its path, in fp32. Nothing is updated."""
+        self._settle()
         with self._memory("a training pass"):
             loss = float(self._backward(self._ready(examples), None)[1])
         grads = ((path, parameter.grad) for path, parameter in self.parameters.items())
@@ -212,16 +225,20 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, examples: Sequence[Example], cancel: Cancel | None = None) -> float:
         """The mean loss of examples, without dropout and smoothing; nothing is updated. Errors: those of `step`."""
+        self._settle()
         batch = self._checked(examples)
         cancel = self.ranks.stops(cancel)
         plain = replace(self.settings, dropout=0.0, attention_dropout=0.0, label_smoothing=0.0)
 
         def work() -> list[Tensor]:
-            given = (self._given(each, batch, plain) for each in _until(cancel, self._passes(batch)))
+            given = (self._given(each, batch, plain) for each in until(cancel, self._passes(batch)))
             return [self._loss(sent(each, self._staging)) for each in given]
 
         with self._memory("a pass over examples"):
-            return float(self.ranks.together(work)[1]) / batch.num_labels
+            loss = float(self.ranks.together(work)[1]) / batch.num_labels
+        if not math.isfinite(loss):
+            raise TrainingError(f"These examples have a loss of {loss}. Look at the weights and at these examples.")
+        return loss
 
     @exclusive
     def reserve(self, batches: Iterable[Sequence[Example]], cancel: Cancel | None = None) -> None:
@@ -230,10 +247,11 @@ class Trainer:
         No weight changes. Without it, the first steps do so, and memory grows with the largest step so far. Errors:
         those of `step`.
         """
+        self._settle()
         found: dict[Hashable, tuple[int, Given]] = {}
         for examples in batches:
             batch = self._checked(examples)
-            for number, each in enumerate(_until(cancel, self._passes(batch))):
+            for number, each in enumerate(until(cancel, self._passes(batch))):
                 given = self._given(each, batch, self.settings, is_first=number == 0)
                 size, kind = each.group.computed_tokens, self._launch.kind(given)
                 if kind not in found or size > found[kind][0]:
@@ -242,7 +260,7 @@ class Trainer:
         work: list[Given | _Asked] = [given for _, given in sorted(found.values(), key=lambda sized: -sized[0])]
         work.append(self._asked(no_number, 0.0))
         with self._memory("a training pass"), library_noise(0, self.model.device):  # others' draws stay theirs
-            for piece in _until(cancel, work):
+            for piece in until(cancel, work):
                 for _ in range(1 + self._launch.is_captured):  # the first one is not captured
                     self._launch(piece)
 
@@ -252,6 +270,7 @@ class Trainer:
 
         What lies there stays until the new file is whole. Errors: TrainingError, for a full disk too.
         """
+        self._settle()
         return self.ranks.by_first(lambda: checkpoint.write(Path(folder), self._state()))
 
     def _state(self) -> dict[str, Any]:
@@ -266,6 +285,7 @@ class Trainer:
 
         Errors: TrainingError.
         """
+        self._settle()
         state = checkpoint.read(Path(folder), {path: tuple(t.shape) for path, t in self.parameters.items()})
         for path, parameter in self.parameters.items():
             parameter.copy_(state["weights"][path])
@@ -302,11 +322,11 @@ class Trainer:
         return _Asked(loss, numbers, self.settings)
 
     def _ready(self, examples: Sequence[Example]) -> Ready:
-        """Examples, checked and laid out. Errors: TrainingError, PromptError."""
-        batch = self._checked(examples)
-        passes = [*self._passes(batch)]
-        given = [self._given(each, batch, self.settings, is_first=each is passes[0]) for each in passes]
-        return Ready(batch, passes, given)
+        """Examples, checked and divided, the first pass laid out. Errors: TrainingError, PromptError, OutOfMemory."""
+        with self._memory("a training pass"):
+            batch = self._checked(examples)
+            passes = [*self._passes(batch)]
+            return Ready(batch, passes, [self._given(each, batch, self.settings, is_first=True) for each in passes[:1]])
 
     def _backward(self, ready: Ready, cancel: Cancel | None) -> tuple[list[Tensor], Tensor]:
         """The shares of a batch's mean loss that its passes have, and this one; its scaled gradients lie with the
@@ -318,7 +338,8 @@ class Trainer:
 
         def work() -> list[Tensor]:
             losses = []
-            for each, given in _until(cancel, zip(passes, ready.given, strict=True)):
+            later = (self._given(each, batch, self.settings) for each in passes[1:])  # as the one before it runs
+            for each, given in until(cancel, zip(passes, chain(ready.first, later), strict=True)):
                 if each is passes[-1]:
                     self.ranks.last_pass()
                 key, scale = noise_key(self.settings.seed, self.num_steps), self.loss_scale.scale
@@ -390,23 +411,6 @@ class Trainer:
         encoded = seq2seq.encode(self.model, of_source, looks, read.source, self.parts.cross_kv)
         attend = made(ops, read.batch, None, source=Source(read.source, tuple(encoded)))
         return seq2seq.forward(self.model, ops, attend, read.batch)
-
-
-def _until(cancel: Cancel | None, found: Iterable[T]) -> Iterator[T]:
-    """The same, one by one. Errors: Cancelled."""
-    for each in found:
-        if cancel is not None and cancel.is_set():
-            raise Cancelled("The training was stopped.")
-        yield each
-
-
-def _groups(parameters: Any, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices, which decay, and biases and norms, which do not."""
-    kinds: dict[bool, list[Tensor]] = {True: [], False: []}
-    for parameter in parameters:
-        kinds[parameter.ndim > 1].append(parameter)
-    decay = {True: weight_decay, False: 0.0}
-    return [{"params": params, "weight_decay": decay[kind]} for kind, params in kinds.items() if params]
 
 
 def _check_parts(parts: Parts, config: Config, group: Alone) -> None:
