@@ -21,6 +21,7 @@ from eet_lab.naming import Form
 from eet_lab.ops.cases import Case
 from eet_lab.ops.shapes import NamedShape, Normal, copied
 from eet_lab.ops.types import Empty, Norm
+from eet_lab.parts.losses import cross_entropy
 
 Inputs = tuple[Any, ...]
 Forward = Callable[..., Tensor]
@@ -191,14 +192,9 @@ class AdamWShape(NamedShape):
         return (2 * itemsize + 12) * self.millions * MILLION
 
 
-def plain_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The sum of the losses, in fp32 at least."""
-    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, reduction="sum")
-
-
 def plain_linear_cross_entropy(states: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """The same of the logits that a head makes."""
-    return plain_cross_entropy(F.linear(states, weight), labels)
+    """The sum of the losses of the logits that a head makes, in fp32 at least."""
+    return cross_entropy(F.linear(states, weight), labels)
 
 
 def plain_attention(qkv: Tensor) -> Tensor:
@@ -223,7 +219,7 @@ TRAIN_CASES = (
     ),
     TrainCase(
         "cross_entropy", "cross_entropy", (), (CrossEntropyShape(8192, 50257),),
-        formula=partial(loss_and_gradients, plain_cross_entropy),
+        formula=partial(loss_and_gradients, cross_entropy),
     ),
     TrainCase(
         "linear_cross_entropy", "linear_cross_entropy", (), (LinearCrossEntropyShape(8192, 768, 50257),),

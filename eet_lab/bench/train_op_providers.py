@@ -37,7 +37,6 @@ from eet_lab.bench.train_cases import (
     LinearCrossEntropyShape,
     NormGradShape,
     plain_attention,
-    plain_cross_entropy,
     plain_linear_cross_entropy,
     trained,
 )
@@ -46,7 +45,7 @@ from eet_lab.ops import native, reference
 from eet_lab.ops.shapes import copied
 from eet_lab.ops.types import Linear, Norm, Spec, autograd
 from eet_lab.parts import Parts
-from eet_lab.parts.losses import Head
+from eet_lab.parts.losses import Head, cross_entropy
 from eet_lab.parts.passes import Batching, Text
 from eet_lab.parts.staging import Staging, sent
 from eet_lab.texts import as_recipe
@@ -85,7 +84,7 @@ def _forward(forward: Forward, own: Inputs, device: torch.device) -> Tensor:
 
 EAGER: dict[type, Forward] = {
     NormGradShape: norm,
-    CrossEntropyShape: plain_cross_entropy,
+    CrossEntropyShape: cross_entropy,
     LinearCrossEntropyShape: plain_linear_cross_entropy,
     AttentionGradShape: plain_attention,
 }
