@@ -71,7 +71,7 @@ def traffic() -> list[Traffic]:
     cases = [replace(case, shapes=case.bench) for case in ALL_CASES if case.op != "masked_attention"]
     which = Pass(gpu().num_blocks, 1 << 30, {case.op for case in cases}, NAMES, {torch.float16})
     declared = [shape.read_bytes(2) for _, shape, _ in which.calls(cases)]
-    found = record({name: str(path) for name, path in native.build().items()}, cases, [which])
+    found = record({name: str(path) for name, path in native.build().items()}, cases, [which], training=tuple)
     if others := [call.name for call in found.calls if len(call.launches) != 1]:
         raise RuntimeError(f"Not one launch: {', '.join(others)}.")
     with tempfile.TemporaryDirectory() as folder:

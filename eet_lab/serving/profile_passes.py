@@ -39,7 +39,7 @@ REPEATS = 3
 DECODE_STEPS = 8
 """Decode steps that are timed together: an engine's host runs ahead of its GPU by some."""
 JOINING_STEPS = 3
-"""Passes that are timed together where others join in each: while one runs, the host lays out the next."""
+"""Passes that are timed together on a GPU where others join in each: while one runs, the host lays out the next."""
 
 
 def _powers(first: int, factor: int, most: int) -> tuple[int, ...]:
@@ -98,9 +98,13 @@ def _read_meanwhile(rows: int, columns: int, budget: int) -> int:
     return -(-rows * columns // budget)
 
 
-def _num_timed(num_extras: int, repeats: int) -> int:
+def _joining_steps(device: torch.device) -> int:
+    return JOINING_STEPS if passes_ahead(device) else 1
+
+
+def _num_timed(device: torch.device, num_extras: int, repeats: int) -> int:
     """The most passes that are timed on the same rows: each adds a column to them."""
-    return (1 + repeats) * (DECODE_STEPS + JOINING_STEPS * num_extras)
+    return (1 + repeats) * (DECODE_STEPS + _joining_steps(device) * num_extras)
 
 
 def decoder_axes(model: Model, recipe: Recipe, repeats: int) -> tuple[tuple[int, ...], ...]:
@@ -109,7 +113,7 @@ def decoder_axes(model: Model, recipe: Recipe, repeats: int) -> tuple[tuple[int,
     context = model.config.context
     extra = min(budget - 1, slots * (chunk - 1))
     extras = (0, *_powers(1, 8, extra)) if extra else (0,)
-    more = _read_meanwhile(slots, context, budget) + _num_timed(len(extras), repeats)
+    more = _read_meanwhile(slots, context, budget) + _num_timed(torch.device(model.device), len(extras), repeats)
     most = max(context - more - 1, 1)
     return extras, _powers(1, 4, slots), _powers(min(16, most), 4, most)
 
@@ -131,7 +135,7 @@ def measured_decoder(
     slots, budget, chunk = _limits(model, recipe)
     if rows[-1] > slots or rows[0] < 1:
         raise CostError(f"rows go from {rows[0]:,} to {rows[-1]:,}, but {recipe} has 1 to {slots:,}.")
-    num_timed = _num_timed(len(extras), repeats)
+    num_timed = _num_timed(torch.device(model.device), len(extras), repeats)
     new = _read_meanwhile(rows[-1], columns[-1], budget) + num_timed + 1
     if (reached := columns[-1] + new) > model.config.context:
         raise CostError(
@@ -216,20 +220,26 @@ class _Decoding:
     def _join(self, mix: Mix) -> Timed:
         """A pass that reads prompts beside rows that decode, in a run of them: those who join have no more to tell."""
         shares = [mix.extra // mix.joining + (place < mix.extra % mix.joining) for place in range(mix.joining)]
-        return self._timed([[self._prompt(1 + share) for share in shares] for _ in range(JOINING_STEPS)])
+        return self._timed(
+            [[self._prompt(1 + share) for share in shares] for _ in range(_joining_steps(self._engine.model.device))]
+        )
 
     def _timed(self, joining: Sequence[Sequence[list[int]]]) -> Timed:
         """One of so many steps, in each of which such prompts join."""
         device = self._engine.model.device
         wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
 
+        def add(prompts: Sequence[list[int]]) -> None:
+            for prompt in prompts:
+                self._engine.add(prompt, Settings(1))
+
         def work() -> None:
-            for prompts in joining:
-                for prompt in prompts:
-                    self._engine.add(prompt, Settings(1))
+            for following in (*joining[1:], []):
                 self._engine.step()
+                add(following)
             wait()
 
+        add(joining[0])
         wait()
         took = on_host(work)
         return Timed(took.seconds * 1e3 / len(joining), device.type == "cpu" and took.was_disturbed)
