@@ -20,46 +20,29 @@ def cross_entropy_loss(logits: Tensor, labels: Tensor, smoothing: float) -> tupl
 
     Kept are a row's maximum, and the logarithm of the sum of exponentials relative to it: together its log-sum-exp.
     """
-    N, V = _check(logits, labels)
-    losses, kept = (logits.new_empty(shape, dtype=torch.float32) for shape in ((N,), (2, N)))
-    if N:
-        native.loaded("cross_entropy").eet_cross_entropy_loss(
-            losses=losses.data_ptr(), kept=kept.data_ptr(), logits=logits.data_ptr(), labels=labels.data_ptr(),
-            dtype=DTYPES[logits.dtype], N=N, V=V, stride=logits.stride(0), smoothing=smoothing,
-            stream=stream_of(logits),
-        )  # fmt: skip
+    losses, kept = (logits.new_empty(*shape, len(logits), dtype=torch.float32) for shape in ((), (2,)))
+    _launch("eet_cross_entropy_loss", logits, labels, smoothing, losses=losses, kept=kept)
     return losses.sum(), kept
 
 
 @needs("cross_entropy")
 def cross_entropy_grad(logits: Tensor, labels: Tensor, kept: Tensor, smoothing: float, outer: Tensor) -> None:
     """The gradient of `outer`, fp32 on the device, times that sum, written over the logits. One launch."""
-    N, V = _check(logits, labels)
-    if N:
-        native.loaded("cross_entropy").eet_cross_entropy_grad(
-            logits=logits.data_ptr(), kept=kept.data_ptr(), labels=labels.data_ptr(), outer=outer.data_ptr(),
-            dtype=DTYPES[logits.dtype], N=N, V=V, stride=logits.stride(0), smoothing=smoothing,
-            stream=stream_of(logits),
-        )  # fmt: skip
+    _launch("eet_cross_entropy_grad", logits, labels, smoothing, kept=kept, outer=outer)
     increment_version(logits)
 
 
 @needs("cross_entropy")
 def cross_entropy_with_grad(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     """The sum of the losses, whose gradient is written over the logits: both read them once. Two launches."""
-    N, V = _check(logits, labels)
-    losses = logits.new_empty(N, dtype=torch.float32)
-    if N:
-        native.loaded("cross_entropy").eet_cross_entropy(
-            losses=losses.data_ptr(), logits=logits.data_ptr(), labels=labels.data_ptr(), dtype=DTYPES[logits.dtype],
-            N=N, V=V, stride=logits.stride(0), smoothing=smoothing, stream=stream_of(logits),
-        )  # fmt: skip
+    losses = logits.new_empty(len(logits), dtype=torch.float32)
+    _launch("eet_cross_entropy", logits, labels, smoothing, losses=losses)
     increment_version(logits)
     return losses.sum()
 
 
-def _check(logits: Tensor, labels: Tensor) -> tuple[int, int]:
-    """N, V; rows of logits may be further apart than they are long."""
+def _launch(name: str, logits: Tensor, labels: Tensor, smoothing: float, **more: Tensor) -> None:
+    """By the launcher of that name, unless there are no rows; these may be further apart than they are long."""
     if logits.dtype not in DTYPES or logits.ndim != 2 or not logits.shape[1] or logits.stride(1) != 1:
         raise KernelError(
             f"The logits are {tuple(logits.shape)} {logits.dtype} with strides {logits.stride()}; the kernel takes "
@@ -70,4 +53,10 @@ def _check(logits: Tensor, labels: Tensor) -> tuple[int, int]:
             f"The labels are {tuple(labels.shape)} {labels.dtype}; the kernel takes [{len(logits)}] torch.int64, "
             "contiguous."
         )
-    return logits.shape[0], logits.shape[1]
+    N, V = logits.shape
+    if N:
+        getattr(native.loaded("cross_entropy"), name)(
+            logits=logits.data_ptr(), labels=labels.data_ptr(), **{key: each.data_ptr() for key, each in more.items()},
+            dtype=DTYPES[logits.dtype], N=N, V=V, stride=logits.stride(0), smoothing=smoothing,
+            stream=stream_of(logits),
+        )  # fmt: skip

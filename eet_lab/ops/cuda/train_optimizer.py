@@ -1,8 +1,8 @@
 """Updates of flat buffers and the norm of gradients, over csrc/optimizer.cu.
 
 `update` is (lr, scale, step, skip), 0-d on the device: in fp32, and skip a bool. Moments and `master` are in fp32.
-`noise` and `number` are what rounding at random is drawn from, beside the step; without `noise` weights are rounded to
-the nearest. One launch.
+`rounding` are `noise` and `number`, what rounding at random is drawn from, beside the step; without `noise` weights are
+rounded to the nearest. One launch.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ def adamw(
     betas: tuple[float, float],
     eps: float,
     weight_decay: float,
-    noise: int | None = None,
-    number: int = 0,
+    **rounding: Any,
 ) -> None:
     """AdamW as PyTorch's fused one: weights, grads [n]; moments are the averages of gradients and of their squares."""
-    shared = _shared(weights, grads, moments, master, update, noise)
+    shared = _shared(weights, grads, moments, master, update, **rounding)
     native.loaded("optimizer").eet_adamw(
         **shared, exp_avg=at(moments[0]), exp_avg_sq=at(moments[1]), beta1=betas[0], beta2=betas[1], eps=eps,
-        weight_decay=weight_decay, number=number,
+        weight_decay=weight_decay,
     )  # fmt: skip
 
 
@@ -54,14 +53,13 @@ def sgd(
     momentum: float,
     weight_decay: float,
     nesterov: bool,
-    noise: int | None = None,
-    number: int = 0,
+    **rounding: Any,
 ) -> None:
     """SGD as PyTorch's fused one, without dampening: weights, grads [n]; moments are the momentum, or nothing."""
-    shared = _shared(weights, grads, moments, master, update, noise)
+    shared = _shared(weights, grads, moments, master, update, **rounding)
     native.loaded("optimizer").eet_sgd(
         **shared, momentum_buffer=at(moments[0]) if moments else None, momentum=momentum, weight_decay=weight_decay,
-        nesterov=nesterov, number=number,
+        nesterov=nesterov,
     )  # fmt: skip
 
 
@@ -89,7 +87,8 @@ def _shared(
     moments: Sequence[Tensor],
     master: Tensor | None,
     update: Sequence[Tensor],
-    noise: int | None,
+    noise: int | None = None,
+    number: int = 0,
 ) -> dict[str, Any]:
     """What both launchers take."""
     _check_weights(weights, "The weights")
@@ -105,7 +104,7 @@ def _shared(
     return {
         "weights": at(weights), "grads": at(grads), "master": at(master), "lr": lr, "scale": scale, "step": step,
         "skip": skip, "dtype": DTYPES[weights.dtype], "n": weights.numel(), "noise": -1 if noise is None else noise,
-        "stream": stream_of(weights),
+        "number": number, "stream": stream_of(weights),
     }  # fmt: skip
 
 
