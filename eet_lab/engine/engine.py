@@ -56,7 +56,6 @@ class Engine(BaseEngine[Decoder]):
     """
 
     network: ClassVar[type] = Decoder
-    """What it runs."""
 
     def __init__(self, model: Decoder, parts: Parts | None = None, task: Task = next_tokens) -> None:
         name = type(self).__name__

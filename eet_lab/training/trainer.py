@@ -24,24 +24,22 @@ from torch import Tensor
 from eet_lab.devices import present
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.errors import ModelError, RecipeError, TrainingError
-from eet_lab.models import seq2seq
 from eet_lab.models.config import Config, Seq2SeqConfig
 from eet_lab.models.decoder import Decoder, mapped
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.table import constants
 from eet_lab.models.vision import AnyEncoder
 from eet_lab.ops import native
-from eet_lab.ops.noise import Dropout, library_noise, noise_key, token_keys
+from eet_lab.ops.noise import library_noise, noise_key
 from eet_lab.ops.oom import OTHERS, memory_for
-from eet_lab.ops.types import Batch, Source, autograd
-from eet_lab.parts import Ops, Parts, unread
+from eet_lab.parts import Parts, unread
 from eet_lab.parts.buffers import Update
 from eet_lab.parts.optimizers import groups_of
-from eet_lab.parts.passes import Pass
 from eet_lab.parts.staging import Staging, sent
 from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
 from eet_lab.training.batch import Checked, Given, Ready, TrainPass, as_integers, checked
+from eet_lab.training.forward import loss_of
 from eet_lab.training.ranks import Alone, ranks
 from eet_lab.training.ranks import Group as Ranks
 from eet_lab.training.settings import TrainSettings
@@ -231,8 +229,9 @@ class Trainer:
         plain = replace(self.settings, dropout=0.0, attention_dropout=0.0, label_smoothing=0.0)
 
         def work() -> list[Tensor]:
+            of = partial(loss_of, self.model, self.config, self.parts, self.task)
             given = (self._given(each, batch, plain) for each in until(cancel, self._passes(batch)))
-            return [self._loss(sent(each, self._staging)) for each in given]
+            return [of(sent(each, self._staging)) for each in given]
 
         with self._memory("a pass over examples"):
             loss = float(self.ranks.together(work)[1]) / batch.num_labels
@@ -368,7 +367,7 @@ class Trainer:
         if given.is_first:
             self.ranks.clear(self.optimizer)
         num_labels, scale = given.scales.view(torch.float64).float()
-        loss = self._loss(given) / num_labels
+        loss = loss_of(self.model, self.config, self.parts, self.task, given) / num_labels
         (loss * scale).backward()
         if given.is_first:
             self.optimizer.collect()
@@ -384,33 +383,6 @@ class Trainer:
         wide = lr.dtype if lr.device.type == "cpu" else torch.float32
         self.optimizer.update(Update(lr.to(wide), factor.to(wide), step.float(), skip))
         return torch.stack([given.loss.double(), norm.double()])
-
-    def _loss(self, given: Given) -> Tensor:
-        """The sum of the losses of a pass that is on the device."""
-        settings, read, ops = given.settings, given.read, self.parts.train_ops
-
-        def ops_of(batch: Batch, is_source: bool = False) -> Ops:
-            """The ops of a pass, which drop what belongs to its tokens."""
-            if not (settings.dropout or settings.attention_dropout):
-                return ops.differentiable(None)
-            numbers = given.numbers[batch.rows]
-            # A source has noise of its own.
-            keys = token_keys(given.noise, ~numbers if is_source else numbers, batch.positions)
-            return ops.differentiable(Dropout(settings.dropout, settings.attention_dropout, keys, batch.positions))
-
-        states = self._hidden(ops_of, read).index_select(0, read.asked)
-        head = self.task.head(self.model, ops.differentiable(None))
-        return self.parts.loss(states, given.labels, head, settings.label_smoothing)
-
-    def _hidden(self, ops_of: Callable[..., Ops], read: Pass) -> Tensor:
-        made, ops = partial(self.parts.attend, empty=autograd, window=self.config.spec.window), ops_of(read.batch)
-        if read.source is None:
-            return self.model.hidden(ops, made(ops, read.batch, None), read)
-        of_source = ops_of(read.source, is_source=True)
-        looks = made(of_source, read.source, None)
-        encoded = seq2seq.encode(self.model, of_source, looks, read.source, self.parts.cross_kv)
-        attend = made(ops, read.batch, None, source=Source(read.source, tuple(encoded)))
-        return seq2seq.forward(self.model, ops, attend, read.batch)
 
 
 def _check_parts(parts: Parts, config: Config, group: Alone) -> None:

@@ -1,0 +1,60 @@
+"""What is trained on: rows of text, files of them, and what is held out."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from eet_lab.errors import TrainingError
+from eet_lab.models import load
+from eet_lab.training import Rows
+
+
+def test_rows_of_text_are_read_once_an_epoch_and_depend_on_the_step_alone(tmp_path):
+    rows = Rows(range(1000), 30, seed=4)
+    assert len(rows) == 33
+    steps = [rows.batch(step, 4) for step in range(17)]
+    firsts = [example.ids[0] for batch in steps for example in batch]
+    assert sorted(firsts[:33]) == sorted(firsts[33:66]) == [30 * row for row in range(33)]
+    assert firsts[:33] != firsts[33:66] and Rows(range(1000), 30, seed=4).batch(9, 4) == steps[9]
+    assert Rows(range(1000), 30, seed=5).batch(0, 4) != steps[0]
+    with pytest.raises(TrainingError, match="The text has 5 tokens, but a row has 6"):
+        Rows(range(5), 6)
+
+
+def test_rows_of_a_dataset_and_those_that_are_held_out():
+    """A Dataset of the package datasets yields mappings, and one of its columns texts."""
+    model, texts = load("demo", device="cpu"), ["One.", "Two and three."]
+    rows = [Rows.of_texts(model, each, 3) for each in (texts, iter(texts), [{"id": 1, "text": text} for text in texts])]
+    assert len({each.ids.tobytes() for each in rows}) == 1
+    with pytest.raises(TrainingError, match=r'Text 2 is \{.*, but it must be an object with a string as its "text"'):
+        Rows.of_texts(model, [{"text": "One."}, {"content": "Two."}], 3)
+    learned, held_out = Rows(range(1000), 30).split(0.1)
+    assert [learned[0].ids[0], len(learned), held_out[0].ids[0], len(held_out)] == [0, 30, 900, 3]
+    assert len(Rows(range(100), 30).split(1e-3)[1]) == 1
+    for share, says in ((0, "share is 0, but it must be a number above 0"), (0.99, "The text has 0 tokens")):
+        with pytest.raises(TrainingError, match=says):
+            Rows(range(100), 30).split(share)
+
+
+def test_files_of_text(tmp_path):
+    model = load("demo", device="cpu")
+    (tmp_path / "a.txt").write_text("A text.", encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text('{"text": "One.\u2028"}\n\n{"text": "Two."}\n', encoding="utf-8")
+    (tmp_path / "bad.jsonl").write_text('{"text": "One."}\n["Two."]\n', encoding="utf-8")
+    (tmp_path / "cut.jsonl").write_text('{"text": "One')
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    os.mkfifo(tmp_path / "pipe")  # whoever opens it would wait for ever
+    assert Rows.of_file(model, tmp_path / "a.txt", 2)[0].ids[0] == model.config.eos_id
+    ends = Rows.of_file(model, tmp_path / "a.jsonl", 2).ids.tolist().count(model.config.eos_id)
+    assert ends == 2
+    for name, says in (
+        ("bad.jsonl", "Line 2 of .* must be an object with a string"),
+        ("cut.jsonl", "Line 1 of .* is no JSON"),
+        ("latin.txt", "not UTF-8: byte 3, in line 1, is 0xe9"),
+        ("no.txt", "No such"),
+        ("pipe", "not a regular file"),
+    ):
+        with pytest.raises(TrainingError, match=says):
+            Rows.of_file(model, tmp_path / name, 2)
