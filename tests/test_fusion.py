@@ -58,7 +58,8 @@ def test_bytes_of_a_product_are_its_inputs_and_its_output():
 
 
 def test_bytes_of_kernels_are_those_at_their_addresses(monkeypatch):
-    launched, x, counter = [], torch.ones(6, 4), fusion._Moved()
+    launched, x, flat = [], torch.ones(6, 4), torch.ones(100)
+    counter = fusion._Moved([flat])
     parameters = [launchers.Parameter(name, c_void_p) for name in ("out", "x", "bias", "stream")]
     launcher = SimpleNamespace(name="eet_fake", launch=lambda **given: launched.append(given))
     launcher.parameters = [*parameters, launchers.Parameter("T", c_int)]
@@ -68,9 +69,14 @@ def test_bytes_of_kernels_are_those_at_their_addresses(monkeypatch):
         counter.begin("backward")
         half, out = x[3:], torch.empty(3, 4)
         library.eet_fake(out=out.data_ptr(), x=half.data_ptr(), bias=None, stream=7, T=3)
-    assert counter.num_bytes == {"backward": 4 * (12 + 12)} and len(launched) == 1
+        of_part = {"out": half.data_ptr(), "x": flat[:8].data_ptr(), "bias": None, "stream": 7, "T": 3}
+        library.eet_fake(**of_part)
+        counter.begin("update")
+        library.eet_fake(**of_part)
+    told = {"backward": 4 * (12 + 12 + 12 + 8), "update": 4 * (12 + 100)}
+    assert counter.num_bytes == told and len(launched) == 3, "an update reads a buffer whole"
     library.eet_fake(T=3)
-    assert counter.num_bytes["backward"] == 4 * (12 + 12) and len(launched) == 2, "nobody is told any more"
+    assert counter.num_bytes == told and len(launched) == 4, "nobody is told any more"
 
 
 def test_a_gain_of_a_phase_is_bounded_by_its_share():

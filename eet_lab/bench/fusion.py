@@ -7,7 +7,7 @@ what it gains in a phase and what of that is left in the step (Amdahl).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from ctypes import c_void_p
 from dataclasses import dataclass
@@ -202,7 +202,8 @@ class _Rung:
         self._take(self._seen)
 
     def _counted(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        counter = _Moved()
+        buffers = self._seen.optimizer.buffers
+        counter = _Moved(tensor for buffer in buffers for tensor in buffer.tensors)
         self._begin = counter.begin
         with counter, native.observed(counter.launched):
             self._step()
@@ -219,14 +220,15 @@ class _Rung:
 class _Moved(TorchDispatchMode):
     """Counts the calls of PyTorch in each phase, and the bytes of what they and our kernels read and write.
 
-    A kernel is given addresses: what is there is the tensor of that address that PyTorch saw last.
+    A kernel is given addresses: what is there is the tensor of that address that PyTorch saw last. An update is given
+    `buffers`, of which PyTorch sees parts alone, which may begin at the same address.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, buffers: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.calls, self.num_bytes = Counter[str](), Counter[str]()
         self._phase = ""
-        self._at = dict[int, int]()
+        self._at, self._buffers = dict[int, int](), dict(map(_place, buffers))
 
     def begin(self, phase: str) -> None:
         """What comes now is of this phase."""
@@ -235,17 +237,23 @@ class _Moved(TorchDispatchMode):
     def launched(self, launcher: Any, arguments: Mapping[str, Any]) -> None:
         """A kernel of ours is launched."""
         pointers = {arguments[each.name] for each in launcher.parameters if each.ctype is c_void_p}
-        self.num_bytes[self._phase] += sum(self._at.get(address, 0) for address in pointers)
+        known = self._at | self._buffers if self._phase == "update" else self._at
+        self.num_bytes[self._phase] += sum(known.get(address, 0) for address in pointers)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         moved = {id(t): t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)}
-        sizes = [(tensor.data_ptr(), tensor.numel() * tensor.element_size()) for tensor in moved.values()]
+        sizes = [*map(_place, moved.values())]
         self._at |= dict(sizes)
         if is_work(function):
             self.calls[self._phase] += 1
             self.num_bytes[self._phase] += sum(num_bytes for _, num_bytes in sizes)
         return result
+
+
+def _place(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor lies, and its bytes."""
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 
 def _of_phases(step: ProfiledStep) -> Iterator[tuple[str, Any]]:

@@ -92,6 +92,12 @@ class Buffer:
         if elsewhere:
             torch._foreach_copy_(*map(list, zip(*elsewhere, strict=True)))  # type: ignore[arg-type]
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that an update reads."""
+        kept = (self.weights, self.grads, self.master, *self.moments.values())
+        return [tensor for tensor in kept if tensor is not None]
+
     def of_param(self, place: slice, like: Tensor) -> dict[str, Tensor]:
         """What belongs to one of the tensors."""
         kept = self.moments if self.master is None else {**self.moments, "master": self.master}

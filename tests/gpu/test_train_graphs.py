@@ -92,7 +92,7 @@ def test_captured_steps_are_eager_ones(task, dropout, dtype):
     recipe = f"{PACKED},flat_optimizer" if dropout else f"{PACKED},chunked_cross_entropy:chunk=16"
     captured, eager = trainers(task, dtype, recipe, **changes)
     assert_same(captured, eager, examples(task, STEPS // 2) * 2, dtype)
-    assert captured._launch.captures >= 4
+    assert captured._launch.captures >= 3, "a step's first pass, later ones, and the update"
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -141,14 +141,14 @@ def test_memory_is_flat_after_a_scan_and_a_run_is_resumed(tmp_path):
     for number in range(30):
         if number == 20:
             captured.save(tmp_path)
-            saved = [t.clone() for buffer in captured.optimizer.buffers for t in state(buffer)]
+            saved = [t.cpu() for buffer in captured.optimizer.buffers for t in state(buffer)]
         told.append((captured.step(found[number % 10]).loss, torch.cuda.memory_allocated()))
         if number == 0:
             reserved = torch.cuda.memory_reserved()
     assert captured._launch.captures == captures and len({size for _, size in told[1:]}) == 1
     assert torch.cuda.memory_reserved() == reserved
     captured.resume(tmp_path)
-    resumed = [t for buffer in captured.optimizer.buffers for t in state(buffer)]
+    resumed = [t.cpu() for buffer in captured.optimizer.buffers for t in state(buffer)]
     assert all(map(torch.equal, resumed, saved)) and captured.num_steps == captured.optimizer.num_steps == 20
     again = [captured.step(found[number % 10]).loss for number in range(20, 30)]
     assert again == pytest.approx([loss for loss, _ in told[20:]], rel=1e-2)
