@@ -126,7 +126,7 @@ def test_what_is_not_finite_passes_nowhere(place, wrong):
     assert exact.error(exact) == 0 and training_peers.Checked(2.0, 6.0).error(exact) == 0.5
     numbers[place] = wrong
     off = training_peers.Checked(*numbers).error(exact)
-    assert off == math.inf and training._verdict(off, 0.1) != "passed" != training._verdict(off, off)
+    assert off == math.inf and training.verdict(off, 0.1) != "passed" != training.verdict(off, off)
     assert training_peers.largest([]) == 0 and training_peers.largest([0.5, wrong]) == math.inf
 
 

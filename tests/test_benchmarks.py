@@ -89,3 +89,23 @@ def test_large_workloads_become_small_ones_of_their_kind(h200, tmp_path):
     assert str(session.sized(Workload.parse("gpt2-xl/b16/p16-960/n64"))) == "smoke/b3/p4-9/n6"
     real = Session(tmp_path, Deadline(1))
     assert str(real.sized(Workload.parse("gpt2-xl/b16/p16-960/n64"))) == "gpt2-xl/b16/p16-960/n64"
+
+
+def test_ranks_are_timed_and_held_against_one_process(monkeypatch, tmp_path, capsys):
+    """Ranks in turn in this process, which reads all rows: `test_ranks` has several."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    import ranks
+
+    monkeypatch.setattr(ranks, "launch", lambda function, num_ranks, *args: function(*args))
+    words = ["train:demo/b1/s8", "--device", "cpu", "--recipe", "baseline", "--repeats", "1"]
+    assert ranks.main([*words, "--append", str(tmp_path)]) == 0
+    rows = read(tmp_path / "cpu.jsonl")
+    assert [row.workload for row in rows] == [f"train:demo/b1/s8/ranks{count}" for count in (1, 2)]
+    assert all(row.equality == "passed" and row.recipe == "baseline" for row in rows)
+    share = rows[1].tok_s / rows[0].tok_s / 2
+    assert f"{share:.0%}" in capsys.readouterr().out
+    monkeypatch.setattr(ranks, "told", lambda trainer, examples: ranks.Checked(1.0, 1.0))
+    assert ranks.main([*words, "--ranks", "1"]) == 1
+    with pytest.raises(SystemExit):
+        ranks.main([*words, "--ranks", "0"])

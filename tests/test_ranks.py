@@ -1,4 +1,7 @@
-"""Two processes that train one model are one process with the same batch."""
+"""Two processes that train one model are one process with the same batch: over gloo on a CPU, over NCCL on two GPUs.
+
+`pytest -m gpu tests/test_ranks.py` runs them with a GPU for each process.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ import families
 import pytest
 import torch
 import torch.distributed as dist
+from device_attention import by_device
 from test_training import language
 
-from eet_lab.errors import Cancelled, OutOfMemory, RecipeError, TrainingError
+from eet_lab.errors import Cancelled, OutOfMemory, TrainingError
 from eet_lab.models.decoder import mapped
 from eet_lab.parts import Parts
-from eet_lab.parts.steps import CapturedSteps
+from eet_lab.parts.steps import Bucketed, CapturedSteps, Eager
 from eet_lab.technique import Recipe
 from eet_lab.training import Trainer, TrainSettings, launch, ranks
 
@@ -24,53 +28,103 @@ SETTINGS = TrainSettings(lr=1e-2, eps=1e-5, dropout=0.1, max_grad_norm=0.5, batc
 RECIPE = "pre_padding,mask_removal,packed_prefill,chunked_cross_entropy:chunk=5,flat_optimizer"
 
 
-def train(network, parts, batches, folder: Path) -> dict:
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request) -> str:
+    """Where ranks train; each has a GPU of its own."""
+    if request.param == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("two GPUs are needed, one for each process")
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(device, tmp_path_factory) -> Path:
+    """What two ranks wrote, which did all that is looked at."""
+    found = tmp_path_factory.mktemp("ranks")
+    launch(both, 2, families.ours("gpt2").network, device, language(), found)
+    return found
+
+
+def both(network, device: str, examples, folder: Path) -> None:
+    train(network, device, examples, folder)
+    one_is_full(network, device, examples, folder)
+
+
+class Whole(Eager):
+    """Not captured, and treated as if it were."""
+
+    is_captured = True
+
+
+def parts_on(device: str) -> list[Parts]:
+    """Summed after each weight's gradient, in buckets, and after passes that are one launch each."""
+    flat = Recipe.parse(RECIPE).parts
+    if device == "cpu":
+        return [Parts(), flat, replace(flat, step_launch=Whole)]
+    bucketed = by_device(replace(flat, texts=Bucketed(flat.texts, 16)))
+    return [Parts(), flat, replace(bucketed, step_launch=CapturedSteps())]
+
+
+def on(network, device: str):
+    """A copy for this rank alone."""
+    return mapped(network, lambda tensor: tensor.to(device, copy=True))
+
+
+def train(network, device: str, examples, folder: Path) -> dict:
     """What a rank has after some steps, and evaluations; a batch has fewer examples than there are ranks."""
     ranks.BUCKET_BYTES = 4096
+    network, batches = on(network, device), [examples, examples[:3], examples[:1]]
     if dist.is_initialized() and dist.get_rank():
         network = mapped(network, torch.zeros_like)  # the first rank's are what counts
-    found = {}
-    for number, steps in enumerate((batches[:1], [*batches, batches[0]])):
-        trainer = Trainer(network, parts[number], settings=SETTINGS)
-        losses = [trainer.step(batch).loss for batch in steps]
+    found, missing, send = {}, list[int](), ranks.Group._send
+
+    def sent(group: ranks.Group) -> None:
+        missing.append(sum(bucket.num_missing for bucket in group.buckets))
+        send(group)
+
+    ranks.Group._send = sent
+    for number, parts in enumerate(parts_on(device)):
+        trainer = Trainer(network, parts, settings=SETTINGS)
+        losses = [trainer.step(batch).loss for batch in (batches if number == 0 else [*batches, *batches[:2]])]
         losses += [trainer.evaluate(batches[0]), trainer.evaluate(batches[-1])]
         found |= {f"{number}/{path}": parameter.detach() for path, parameter in trainer.parameters.items()}
         found[f"{number}/losses"] = torch.tensor(losses)
-    stop = Event()
-    if not dist.is_initialized() or dist.get_rank() == 1:
-        stop.set()  # on one rank alone: the other would wait for its gradients
-    with pytest.raises(Cancelled):
-        trainer.step(batches[0], stop)
-    trainer.save(folder)
+        stop = Event()
+        if not dist.is_initialized() or dist.get_rank() == 1:
+            stop.set()  # on one rank alone: the other would wait for its gradients
+        for batch in (batches[0], batches[-1]):  # the second rank has no part of the last one
+            with pytest.raises(Cancelled):
+                trainer.step(batch, stop)
+        if number == 1:
+            trainer.save(folder)
     if isinstance(trainer.ranks, ranks.Group):
         assert len(trainer.ranks.buckets) > 2
+        assert max(missing) > 0, "no gradient was summed before the backward pass had made all"
         torch.save(found, folder / f"{dist.get_rank()}.pt")
     return found
 
 
-def test_two_ranks_are_one_process(tmp_path):
+def test_two_ranks_are_one_process(device, folder, tmp_path):
     """Losses and weights are those of one process but for rounding, and each rank has the same to the bit."""
-    network, examples, parts = families.ours("gpt2").network, language(), (Parts(), Recipe.parse(RECIPE).parts)
-    batches = [examples, examples[:3], examples[:1]]
-    alone = train(network, parts, batches, tmp_path / "alone")
-    launch(train, 2, network, parts, batches, tmp_path)
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    network = families.ours("gpt2").network
+    alone = train(network, device, language(), tmp_path)
+    first, second = (torch.load(folder / f"{rank}.pt", map_location="cpu") for rank in range(2))
     assert alone.keys() == first.keys() == second.keys()
     for name, tensor in alone.items():
         assert torch.equal(first[name], second[name]), name
         limit = 1e-5 if name.endswith("losses") else 2e-4
-        assert torch.allclose(first[name], tensor, rtol=limit, atol=limit), name
-    resumed = Trainer(network, parts[1], settings=SETTINGS)
-    resumed.resume(tmp_path)
+        assert torch.allclose(first[name], tensor.cpu(), rtol=limit, atol=limit), name
+    resumed = Trainer(network, parts_on("cpu")[1], settings=SETTINGS)
+    resumed.resume(folder)
     assert all(torch.equal(first[f"1/{path}"], each) for path, each in resumed.parameters.items())
 
 
-def one_is_full(network, batch, folder: Path) -> None:
+def one_is_full(network, device: str, batch, folder: Path) -> None:
     """A pass of the second rank, and then an evaluation of it, find no memory; the first rank is not left waiting."""
-    trainer = Trainer(network, Recipe.parse(RECIPE).parts, settings=SETTINGS)
+    trainer = Trainer(on(network, device), Recipe.parse(RECIPE).parts, settings=SETTINGS)
     trainer.step(batch)
     kept = [parameter.detach().clone() for parameter in trainer.parameters.values()]
-    loss, is_full, says = trainer.parts.loss, dist.get_rank() == 1, "Another rank could not do its part of the step"
+    loss, is_full = trainer.parts.loss, dist.get_rank() == 1
+    says = r"Rank 1 failed, and all ranks left this step out; .* It says: RuntimeError: \[enforce fail at alloc_cpu"
 
     def full(*_: object) -> torch.Tensor:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to")
@@ -81,16 +135,18 @@ def one_is_full(network, batch, folder: Path) -> None:
         with pytest.raises(OutOfMemory if is_full else TrainingError, match="memory is full" if is_full else says):
             work(batch)
         trainer.parts = replace(trainer.parts, loss=loss)
+    (folder / "file").touch()
+    with pytest.raises(
+        TrainingError, match=r"^The training cannot be saved in|^The first rank failed: TrainingError: The"
+    ):
+        trainer.save(folder / "file")
     assert all(map(torch.equal, kept, trainer.parameters.values())) and trainer.num_steps == 1
-    with pytest.raises(RecipeError, match="captured_steps trains in one process"):
-        Trainer(network, replace(trainer.parts, step_launch=CapturedSteps()))
     told = [trainer.step(batch).loss, trainer.evaluate(batch)]
-    torch.save({**trainer.parameters, "losses": torch.tensor(told)}, folder / f"{dist.get_rank()}.pt")
+    torch.save({**trainer.parameters, "losses": torch.tensor(told)}, folder / f"full-{dist.get_rank()}.pt")
 
 
-def test_one_whose_memory_is_full_ends_a_step_of_all(tmp_path):
-    launch(one_is_full, 2, families.ours("gpt2").network, language(), tmp_path)
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+def test_one_whose_memory_is_full_ends_a_step_of_all(folder):
+    first, second = (torch.load(folder / f"full-{rank}.pt", map_location="cpu") for rank in range(2))
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
@@ -100,11 +156,17 @@ def one_fails() -> None:
     dist.barrier()
 
 
-def test_one_that_raises_ends_all(monkeypatch):
-    """Told from a notebook's cell, whose functions have no file: the processes are forked."""
+def test_one_that_raises_ends_all(device, monkeypatch):
+    """On a CPU told from a notebook's cell, whose functions have no file: the processes are forked."""
+    failed = "Rank 1 failed, and all were ended: ValueError: no more text"
+    if device == "cuda":
+        with pytest.raises(TrainingError, match=failed):
+            launch(one_fails, 2)
+        return
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(one_fails, "__module__", "__main__")
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
-    with pytest.raises(TrainingError, match="Rank 1 failed, and all were ended: ValueError: no more text"):
+    with pytest.raises(TrainingError, match=failed):
         launch(one_fails, 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(TrainingError, match="Put the function into a file, and import it"):

@@ -69,7 +69,7 @@ def train_all(
     chosen, remarks = distinct(recipes, model.device, config.in_training) if OURS in providers else ([], [])
     timing.forget_compiled()
     with cpu_threads(model.device), present(network.device):
-        exact, budget = _budget(network, examples)
+        exact, budget = budget_of(network, examples)
         make: dict[str, Callable[[], Sized]] = {str(recipe): partial(_ours, batch, recipe) for recipe in chosen}
         ours = list(make)
         for name in (each for each in providers if each != OURS):
@@ -84,7 +84,7 @@ def train_all(
         warm = [Series(each.name, each.run) for each in series]
         timing.in_turn(warm, Rounds(1), tally, cancel, doing="warming up")
         timing.in_turn(series, Rounds(repeats), tally, cancel)
-        verdicts = [_verdict(each.checked.error(exact), budget) for each in made]
+        verdicts = [verdict(each.checked.error(exact), budget) for each in made]
         rows = [_row(workload, model, *each, batch) for each in zip(series, verdicts, strict=True)]
     return rows, remarks
 
@@ -106,25 +106,25 @@ def _row(workload: TrainBatch, model: Model, series: Series[TimedSteps], verdict
     )
 
 
-def _told(trainer: Trainer, examples: Sequence[Example]) -> Checked:
+def told(trainer: Trainer, examples: Sequence[Example]) -> Checked:
     loss, grads = trainer.gradients(examples)
     return Checked(loss, norm_of(grads.values()))
 
 
-def _budget(network: Any, examples: Sequence[Example]) -> tuple[Checked, float]:
+def budget_of(network: Any, examples: Sequence[Example]) -> tuple[Checked, float]:
     """What plain PyTorch tells in fp32, and how far others may be: twice as far as it is in the model's own dtype."""
-    exact = _told(Trainer(mapped(network, lambda t: t.float())), examples)
-    low = exact if network.dtype == torch.float32 else _told(Trainer(network), examples)
+    exact = told(Trainer(mapped(network, lambda t: t.float())), examples)
+    low = exact if network.dtype == torch.float32 else told(Trainer(network), examples)
     return exact, 2 * low.error(exact) + 1024 * torch.finfo(torch.float32).eps
 
 
-def _verdict(off: float, most: float) -> str:
+def verdict(off: float, most: float) -> str:
     return "passed" if off <= most < math.inf else f"loss or gradient off by {plain(off)}, the budget is {plain(most)}"
 
 
 @memory_for("what a recipe trains")
 def _ours(batch: Batch, recipe: Recipe) -> Sized:
-    checked = _told(Trainer(batch.network, recipe.parts), batch.examples)
+    checked = told(Trainer(batch.network, recipe.parts), batch.examples)
     before = allocated(batch.network.device)
     trainer = batch.trainer(recipe.parts)
     trainer.step(batch.examples)  # which makes all that stays

@@ -16,14 +16,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from eet_lab.errors import Cancelled, TrainingError
+from eet_lab.devices import present
+from eet_lab.errors import Cancelled, TrainingError, first_line
 from eet_lab.parts.buffers import Buffer, Buffered
-from eet_lab.progress import Cancel
 
 T = TypeVar("T")
 
 BUCKET_BYTES = 25 << 20
 """How many bytes of gradients are summed together at least, as in DistributedDataParallel."""
+TEXT_BYTES = 512
+"""How much of an error's text a rank tells the others."""
+STOPPED = f"{Cancelled.__name__}: "
+"""How the text of a rank that was stopped begins."""
 
 
 class Alone:
@@ -35,19 +39,18 @@ class Alone:
 
     def together(self, work: Callable[[], list[Tensor]], has_gradients: bool = False) -> tuple[list[Tensor], Tensor]:
         """What work of this rank makes, and its sum over all ranks; gradients of it, which are zero before, are summed
-        as well. Where work fails, all ranks fail. Errors: its own, and TrainingError on the others.
+        as well. Where work fails on one rank, the sum is NaN on the others, who learn why by `check`. Errors: its own.
         """
         made = work()
         return made, torch.stack(made).sum()
 
-    def stops(self, cancel: Cancel | None) -> Cancel | None:
-        """What a step looks at between its passes. In a group all ranks stop before a step, if one of them is to, since
-        each would wait for the others' gradients. Errors: Cancelled.
-        """
-        return cancel
+    def check(self) -> None:
+        """After `together`, where the host waits for its sum. Errors: TrainingError or Cancelled, if another failed."""
 
-    def watch(self, params: Sequence[Tensor], buffers: Sequence[Buffer]) -> None:
-        """Make weights, in the order in which a forward pass reads them, the first rank's, and sum their gradients."""
+    def watch(self, params: Sequence[Tensor], buffers: Sequence[Buffer], is_captured: bool) -> None:
+        """Make weights, in the order in which a forward pass reads them, the first rank's, and sum their gradients:
+        while the last backward pass of a step makes the next ones, or after it, where passes are captured.
+        """
 
     def clear(self, optimizer: Buffered) -> None:
         """Forget the last step's gradients, before the first pass of a step: the next need not lie in their places."""
@@ -92,31 +95,46 @@ class Group(Alone):
             failure = error
         if has_gradients:
             self._sum_gradients()
-        own = torch.stack(made).sum() if made else torch.zeros((), device=self.device)
-        both = self._total(torch.stack([own.double(), own.new_full((), failure is not None).double()]))
+        self.told.zero_()
         if failure is not None:
+            self.told[1] = 1
+        elif made:
+            self.told[0] = torch.stack(made).sum()
+        dist.all_reduce(self.told)
+        if failure is not None:
+            self._failures(failure)
             raise failure
-        if float(both[1]):
-            raise TrainingError(
-                "Another rank could not do its part of the step, which was left out; its own error says why. The "
-                "weights are those before it."
-            )
-        return made, both[0].to(own.dtype)
+        # The host does not wait for it here: an update that follows is skipped where the sum is no number.
+        total = torch.where(self.told[1] > 0, torch.nan, self.told[0])
+        return made, total.to(made[0].dtype if made else torch.float32)
 
-    def stops(self, cancel: Cancel | None) -> Cancel | None:
-        told = torch.tensor(float(cancel is not None and cancel.is_set()), device=self.device)
-        if float(self._total(told)):
+    def check(self) -> None:
+        if not float(self.told[1]):
+            return
+        texts = enumerate(self._failures(None))
+        failed = next(((rank, text) for rank, text in texts if text and not text.startswith(STOPPED)), None)
+        if failed is None:
             raise Cancelled("The training was stopped.")
-        return None
+        raise TrainingError(
+            f"Rank {failed[0]} failed, and all ranks left this step out; the weights are those before it. It says: "
+            f"{failed[1]}"
+        )
 
-    def _total(self, part: Tensor) -> Tensor:
-        """The sum over all ranks."""
-        whole = part.detach().clone()
-        dist.all_reduce(whole)
-        return whole
+    def _failures(self, own: Exception | None) -> list[str]:
+        """What each rank failed by, which all ask at the same time; "" of those that did not."""
+        rows = torch.zeros(self.texts.shape, dtype=torch.uint8)
+        if own is not None:
+            text = f"{type(own).__name__}: {first_line(own)}".encode()[:TEXT_BYTES]
+            rows[self.rank, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self.texts.copy_(rows)
+        dist.all_reduce(self.texts)
+        return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in self.texts.cpu().numpy()]
 
-    def watch(self, params: Sequence[Tensor], buffers: Sequence[Buffer]) -> None:
-        self.device = params[0].device
+    def watch(self, params: Sequence[Tensor], buffers: Sequence[Buffer], is_captured: bool) -> None:
+        self.device, self.is_captured = params[0].device, is_captured
+        # There from the beginning: a rank whose memory is full has none for them.
+        self.told = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self.texts = torch.zeros(self.num_ranks, TEXT_BYTES, dtype=torch.uint8, device=self.device)
         for buffer in buffers:
             for tensor in (buffer.weights, buffer.master):
                 if tensor is not None:
@@ -125,7 +143,7 @@ class Group(Alone):
         found = [bucket for buffer in buffers for bucket in _buckets(buffer)]
         # The gradients of what a forward pass reads first come last.
         self.buckets = sorted(found, key=lambda bucket: -min(place[id(param)] for param in bucket.params))
-        for bucket in self.buckets:
+        for bucket in self.buckets if not is_captured else ():
             for param in bucket.params:
                 param.register_post_accumulate_grad_hook(partial(self._made, bucket))
 
@@ -136,7 +154,10 @@ class Group(Alone):
             bucket.num_missing = len(bucket.params)
 
     def clear(self, optimizer: Buffered) -> None:
-        optimizer.zero_grad()  # they are summed where they lie, as soon as they are there
+        if self.is_captured:
+            super().clear(optimizer)
+        else:
+            optimizer.zero_grad()  # they are summed where they lie, as soon as they are there
 
     def last_pass(self) -> None:
         self.is_last_pass = True
@@ -148,15 +169,20 @@ class Group(Alone):
             work.wait()
 
     def by_first(self, work: Callable[[], T]) -> T:
-        made: list[Any] = [None]
+        made, why = list[Any]([None]), "no message"
         try:
             if self.rank == 0:
                 made = [work()]
+        except Exception as error:
+            why = f"{type(error).__name__}: {first_line(error)}"
+            raise
         finally:
-            dist.broadcast_object_list(made, 0)
-        if made[0] is None:
-            raise TrainingError("The first rank could not do its work; its own error says why.")
-        return made[0]
+            found = [made[0], why]
+            with present(self.device):  # objects of a group of GPUs are sent from the present one
+                dist.broadcast_object_list(found, 0)
+        if found[0] is None:
+            raise TrainingError(f"The first rank failed: {found[1]}")
+        return found[0]
 
     def _made(self, bucket: _Bucket, _: Tensor) -> None:
         """A gradient is there. Buckets are sent in one order on all ranks, whichever is full first."""

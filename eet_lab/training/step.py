@@ -72,9 +72,14 @@ def not_finite(
     )
 
 
+def go_on(cancel: Cancel | None) -> None:
+    """Errors: Cancelled."""
+    if cancel is not None and cancel.is_set():
+        raise Cancelled("The training was stopped.")
+
+
 def until(cancel: Cancel | None, found: Iterable[T]) -> Iterator[T]:
     """The same, one by one. Errors: Cancelled."""
     for each in found:
-        if cancel is not None and cancel.is_set():
-            raise Cancelled("The training was stopped.")
+        go_on(cancel)
         yield each

@@ -40,10 +40,9 @@ from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
 from eet_lab.training.batch import Checked, Given, Ready, TrainPass, as_integers, checked
 from eet_lab.training.forward import loss_of
-from eet_lab.training.ranks import Alone, ranks
-from eet_lab.training.ranks import Group as Ranks
+from eet_lab.training.ranks import ranks
 from eet_lab.training.settings import TrainSettings
-from eet_lab.training.step import Step, Work, not_finite, until
+from eet_lab.training.step import Step, Work, go_on, not_finite, until
 from eet_lab.training.tasks import Example, task_of, trained
 
 REMEDY = f"Use a smaller batch_tokens, a smaller model, or bfloat16. {OTHERS}"
@@ -95,7 +94,7 @@ class Trainer:
             )
         self.config = network.config.in_training
         self.ranks = ranks()
-        _check_parts(self.parts, self.config, self.ranks)
+        _check_parts(self.parts, self.config)
         if problem := self.parts.train_ops.unfit(self.config):
             raise RecipeError(f"These parts cannot train this model: {problem}. Use plain ops, or another model.")
         if problem := self.parts.train_ops.untrainable(network.dtype):
@@ -113,7 +112,8 @@ class Trainer:
             groups_of(self.parameters.values(), self.settings.weight_decay), self.settings.optimizer,
             seed=self.settings.seed, **self.settings.of_optimizer,
         )  # fmt: skip
-        self.ranks.watch([*self.parameters.values()], self.optimizer.buffers)
+        is_captured = getattr(self.parts.step_launch, "is_captured", False)
+        self.ranks.watch([*self.parameters.values()], self.optimizer.buffers, is_captured)
         self.loss_scale = self.settings.loss_scale(network.dtype)
         self.num_steps = 0
         self._made: Tensor | None = None  # the last update's numbers, until it is counted
@@ -165,7 +165,6 @@ class Trainer:
         """A step over a batch that is laid out; `meanwhile` is called while the device computes."""
         self._settle()
         number, batch, passes = self.num_steps, ready.batch, ready.passes
-        cancel = self.ranks.stops(cancel)
         scale, lr = self.loss_scale.scale, self.settings.lr_at(number)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -178,6 +177,7 @@ class Trainer:
             loss, norm = self._settle()
             grad_norm = norm / scale
             if self.num_steps == number:
+                self.ranks.check()
                 raise not_finite(number, self.parameters, passes, [float(each) for each in losses], loss, grad_norm)
         computed = sum(each.group.computed_tokens for each in passes)
         ms = (perf_counter() - begin) * 1e3
@@ -212,6 +212,7 @@ class Trainer:
         self._settle()
         with self._memory("a training pass"):
             loss = float(self._backward(self._ready(examples), None)[1])
+            self.ranks.check()
         grads = ((path, parameter.grad) for path, parameter in self.parameters.items())
         return loss, {
             path: grad.to(torch.promote_types(grad.dtype, torch.float32)) / self.loss_scale.scale
@@ -225,16 +226,17 @@ class Trainer:
         """The mean loss of examples, without dropout and smoothing; nothing is updated. Errors: those of `step`."""
         self._settle()
         batch = self._checked(examples)
-        cancel = self.ranks.stops(cancel)
         plain = replace(self.settings, dropout=0.0, attention_dropout=0.0, label_smoothing=0.0)
 
         def work() -> list[Tensor]:
+            go_on(cancel)
             of = partial(loss_of, self.model, self.config, self.parts, self.task)
             given = (self._given(each, batch, plain) for each in until(cancel, self._passes(batch)))
             return [of(sent(each, self._staging)) for each in given]
 
         with self._memory("a pass over examples"):
             loss = float(self.ranks.together(work)[1]) / batch.num_labels
+            self.ranks.check()
         if not math.isfinite(loss):
             raise TrainingError(f"These examples have a loss of {loss}. Look at the weights and at these examples.")
         return loss
@@ -336,6 +338,7 @@ class Trainer:
             self.optimizer.zero_grad()
 
         def work() -> list[Tensor]:
+            go_on(cancel)  # also where this rank has no pass
             losses = []
             later = (self._given(each, batch, self.settings) for each in passes[1:])  # as the one before it runs
             for each, given in until(cancel, zip(passes, chain(ready.first, later), strict=True)):
@@ -385,13 +388,8 @@ class Trainer:
         return torch.stack([given.loss.double(), norm.double()])
 
 
-def _check_parts(parts: Parts, config: Config, group: Alone) -> None:
-    """RecipeError for parts that would be on and do nothing, and for captures of what waits for others."""
-    if getattr(parts.step_launch, "is_captured", False) and isinstance(group, Ranks):
-        raise RecipeError(
-            f"captured_steps trains in one process, and this is one of {group.num_ranks}, whose gradients are summed "
-            "while a pass runs. Leave it out."
-        )
+def _check_parts(parts: Parts, config: Config) -> None:
+    """RecipeError for parts that would be on and do nothing."""
     if names := unread(parts, UNREAD if isinstance(config, Seq2SeqConfig) else (*UNREAD, "cross_kv")):
         raise RecipeError(
             f"These parts change {' and '.join(names)}, which training this model does not use. Leave out what changes "
