@@ -10,10 +10,11 @@ import torch
 from test_launch_arguments import launched  # noqa: F401  a fixture
 from test_training import language
 
+from eet_lab.bench.train_op_providers import piece
 from eet_lab.errors import KernelError, RecipeError
-from eet_lab.ops.cuda import train_optimizer
+from eet_lab.ops import reference
+from eet_lab.ops.cuda import train_epilogue, train_norm, train_optimizer
 from eet_lab.ops.cuda.train_loss import cross_entropy_grad, cross_entropy_loss, cross_entropy_with_grad
-from eet_lab.ops.reference import linear
 from eet_lab.ops.types import Linear, autograd
 from eet_lab.parts import Parts, losses, optimizers
 from eet_lab.parts.buffers import Update
@@ -34,6 +35,16 @@ def test_the_fused_cross_entropy_combines_with_chunks_and_is_greyed_on_a_cpu():
         alone.check("cpu")
     with pytest.raises(RecipeError, match=r"takes? a cross entropy by the keyword `cross_entropy`"):
         FusedCrossEntropy().apply(replace(Parts(), loss=lambda states, labels, head, smoothing=0.0: states.sum()))
+
+
+def test_pieces_that_are_timed_alone_are_those_of_the_recipe():
+    """However many techniques have set keywords of the same op."""
+    parts = Recipe.parse("fused_norms,fused_activations,fused_cross_entropy,chunked_cross_entropy").parts
+    assert piece(parts.train_ops.norm_linear, "norm") is train_norm.norm
+    assert piece(parts.train_ops.norm_linear, "linear_act") is train_epilogue.linear_act
+    assert piece(parts.loss, "cross_entropy") is losses.fused_cross_entropy
+    assert piece(Parts().train_ops.norm_linear, "norm") is reference.norm
+    assert piece(Parts().loss, "cross_entropy") is losses.cross_entropy
 
 
 @pytest.mark.parametrize("loss", [losses.whole, losses.Chunked(5)])
@@ -68,7 +79,7 @@ def test_a_heads_products_are_summed_in_fp32_and_its_words_are_a_multiple_of_man
     outer = torch.randn(40, 23).bfloat16()
     for some, its in zip(x.split(10), outer.split(10), strict=True):
         y = product(some, layer)
-        assert y.stride() == (ALIGNED, 1) and torch.equal(y, linear(some, layer, empty=autograd))
+        assert y.stride() == (ALIGNED, 1) and torch.equal(y, reference.linear(some, layer, empty=autograd))
         if some.data_ptr() == x.data_ptr():  # as the loss does
             with torch.no_grad():
                 y.detach().copy_(its)

@@ -153,6 +153,10 @@ def _parts(device: str) -> Parts:
 
 def piece(op: Callable, name: str) -> Callable:
     """What an op is composed of under that keyword, or the reference of that name."""
+    while isinstance(op, partial):  # whose signature is that of what it wraps
+        if name in op.keywords:
+            return op.keywords[name]
+        op = op.func
     bound = inspect.signature(op).parameters.get(name)
     return getattr(reference, name) if bound is None else bound.default
 
@@ -164,15 +168,11 @@ def ours(shape: Any, inputs: Inputs) -> Prepared:
     parts = _parts(inputs[0].device.type)
     forwards: dict[type, Forward] = {
         NormGradShape: partial(piece(parts.train_ops.norm_linear, "norm"), empty=autograd),
-        CrossEntropyShape: partial(_our_cross_entropy, parts),
+        CrossEntropyShape: piece(parts.loss, "cross_entropy"),
         LinearCrossEntropyShape: partial(_our_linear_cross_entropy, parts),
         AttentionGradShape: partial(_our_attention, parts),
     }
     return differentiated(forwards, shape, inputs)
-
-
-def _our_cross_entropy(parts: Parts, logits: Tensor, labels: Tensor) -> Tensor:
-    return parts.loss(logits, labels, Head(lambda states, **_: states.view_as(states), ()))
 
 
 def _our_linear_cross_entropy(parts: Parts, states: Tensor, weight: Tensor, labels: Tensor) -> Tensor:

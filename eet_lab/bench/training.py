@@ -33,8 +33,8 @@ from eet_lab.threads import cpu_threads
 from eet_lab.training import Example, Trainer
 from eet_lab.words import plain
 
-STEPS = 5
-"""Steps of a run."""
+STEPS = 10
+"""Steps of a run. Before the first of them nothing is laid out; a peer's batch is there."""
 
 
 class TimedSteps(NamedTuple):

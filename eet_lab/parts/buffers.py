@@ -51,6 +51,7 @@ class Buffer:
     moments: dict[str, Tensor]
     master: Tensor | None
     places: list[slice]
+    own_grads: list[Tensor]  # the places of their gradients
 
     @classmethod
     def of(cls, params: list[Tensor], group: dict[str, Any], moments: Sequence[str], has_master: bool) -> Buffer:
@@ -62,28 +63,31 @@ class Buffer:
             end += math.ceil(param.numel() / aligned) * aligned
         weights = torch.zeros(end, dtype=first.dtype, device=first.device)
         grads, wide = torch.zeros_like(weights), torch.promote_types(first.dtype, torch.float32)
-        for param, place in zip(params, places, strict=True):
+        own_grads = [grads[place].view(param.shape) for param, place in zip(params, places, strict=True)]
+        for param, place, own in zip(params, places, own_grads, strict=True):
             weights[place].view(param.shape).copy_(param.detach())
             given, param.data = param.grad, weights[place].view(param.shape)
-            param.grad = grads[place].view(param.shape)
+            param.grad = own
             if given is not None:
-                param.grad.copy_(given)
+                own.copy_(given)
         zeros = {name: torch.zeros_like(weights, dtype=wide) for name in moments}
         master = weights.to(wide) if has_master and wide != weights.dtype else None
-        return cls(params, group, weights, grads, zeros, master, places)
+        return cls(params, group, weights, grads, zeros, master, places, own_grads)
 
     def collect(self) -> None:
         """Gradients that were put elsewhere since: None is zero. Errors: TrainingError for weights that were."""
         elsewhere: list[tuple[Tensor, Tensor]] = []
-        for param, place in zip(self.params, self.places, strict=True):
-            if param.data_ptr() != self.weights[place].data_ptr():
+        begin, itemsize = self.weights.data_ptr(), self.weights.element_size()
+        for param, place, own in zip(self.params, self.places, self.own_grads, strict=True):
+            if param.data_ptr() != begin + place.start * itemsize:
                 raise TrainingError(
                     f"A weight {list(param.shape)} was moved after its optimizer was made, as `module.to` does, and "
                     f"{MOVED}"
                 )
             if not param.requires_grad:
                 raise TrainingError(f"A weight {list(param.shape)} was frozen after its optimizer was made: it {MOVED}")
-            own = self.grads[place].view(param.shape)
+            if param.grad is own:  # as a rule: a view and two addresses of each would take the host as long as the GPU
+                continue
             if param.grad is None:
                 own.zero_()
             elif param.grad.data_ptr() != own.data_ptr():

@@ -70,6 +70,23 @@ class Staging:
         self._others.clear()
 
 
+class Returned:
+    """A few numbers on their way to the host: who asks for them waits for them, and for nothing that came after."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._numbers, self._event = tensor, None
+        if tensor.is_cuda:
+            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._numbers, self._event = pinned.copy_(tensor, non_blocking=True), torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def numbers(self) -> Any:
+        """They, in lists."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._numbers.tolist()
+
+
 def sent(batch: Sent, staging: Staging) -> Sent:
     """The same pass, or batch, or whatever holds such, on the device."""
     parts = tensors(batch)

@@ -20,7 +20,8 @@ class FusedActivations(Technique):
     once more for the sum over all tokens that is the bias's gradient; a gated activation is two launches forward and
     four backward, and keeps the activated half. With it, kept is the product alone: the backward pass adds the bias and
     activates again, and its blocks leave one row of column sums each, which a second launch adds up, always in the same
-    order. It knows GELU (by tanh and by erf), ReLU, SiLU and tanh, and SwiGLU and GeGLU.
+    order. Layers without an activation get their bias's gradient by the same sums. It knows GELU (by tanh and by erf),
+    ReLU, SiLU and tanh, and SwiGLU and GeGLU.
 
     Expect gated layers to gain most, in memory too: they keep a third less.
 

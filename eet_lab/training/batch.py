@@ -36,6 +36,20 @@ class Given(NamedTuple):
     is_first: bool = False  # in its step
 
 
+class Summed(NamedTuple):
+    """What an update waits for, and its step tells: a loss, beside which the norm of all gradients is taken."""
+
+    loss: Tensor  # 0-d: the sum over all passes, and all ranks
+
+
+class Asked(NamedTuple):
+    """All that an update reads."""
+
+    found: Tensor  # [2] float64: the loss, and the norm of the scaled gradients
+    numbers: Tensor  # [3] float64, as int64: learning rate, loss scale, and the number of the update, from 1
+    settings: TrainSettings
+
+
 class TrainPass(NamedTuple):
     """Texts that are read together; `numbers` are theirs in the batch, to which pads do not belong."""
 

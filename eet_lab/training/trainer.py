@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 from weakref import proxy
 
 import torch
@@ -35,10 +35,10 @@ from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.parts import Parts, unread
 from eet_lab.parts.buffers import Update
 from eet_lab.parts.optimizers import groups_of
-from eet_lab.parts.staging import Staging, sent
+from eet_lab.parts.staging import Returned, Staging, sent
 from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
-from eet_lab.training.batch import Checked, Given, Ready, TrainPass, as_integers, checked
+from eet_lab.training.batch import Asked, Checked, Given, Ready, Summed, TrainPass, as_integers, checked
 from eet_lab.training.forward import loss_of
 from eet_lab.training.ranks import ranks
 from eet_lab.training.settings import TrainSettings
@@ -48,14 +48,6 @@ from eet_lab.training.tasks import Example, task_of, trained
 REMEDY = f"Use a smaller batch_tokens, a smaller model, or bfloat16. {OTHERS}"
 UNREAD = ("ops", "weights", "kv_cache", "memory", "launch", "layers")
 """Slots that training does not read: parts that change them alone would be on and do nothing."""
-
-
-class _Asked(NamedTuple):
-    """All that an update reads."""
-
-    loss: Tensor  # 0-d: the sum over all passes, and all ranks
-    numbers: Tensor  # [3] float64, as int64: learning rate, loss scale, and the number of the update, from 1
-    settings: TrainSettings
 
 
 class Trainer:
@@ -116,7 +108,7 @@ class Trainer:
         self.ranks.watch([*self.parameters.values()], self.optimizer.buffers, is_captured)
         self.loss_scale = self.settings.loss_scale(network.dtype)
         self.num_steps = 0
-        self._made: Tensor | None = None  # the last update's numbers, until it is counted
+        self._made: Returned | None = None  # the last update's numbers, until it is counted
         self.busy = Lock()
         self._staging = Staging(network.device)
         own = proxy(self)  # a cycle would keep the weights until the collector comes by
@@ -170,7 +162,10 @@ class Trainer:
             group["lr"] = lr
         with self._memory("a training pass"):
             losses, total = self._backward(ready, cancel)
-            self._made = self._launch(self._asked(total, lr))
+            found = self._launch(Summed(total))
+            made = Returned(found)  # while the update runs, the host has these numbers, and launches the next step
+            self._launch(self._asked(found, lr))
+            self._made = made
             work = self._work(batch)  # before the host waits
             if meanwhile is not None:
                 meanwhile()
@@ -190,7 +185,7 @@ class Trainer:
         """Count the update that was launched, of this step or of one that was interrupted: its loss and norm."""
         if self._made is None:
             return 0.0, 0.0
-        (loss, norm), self._made = self._made.tolist(), None  # the host waits here, and nowhere before
+        (loss, norm), self._made = self._made.numbers(), None  # the host waits here, and nowhere before
         if math.isfinite(loss) and self.loss_scale.update(math.isfinite(norm)):
             if math.isfinite(norm):
                 self.optimizer.count()
@@ -257,9 +252,9 @@ class Trainer:
                 size, kind = each.group.computed_tokens, self._launch.kind(given)
                 if kind not in found or size > found[kind][0]:
                     found[kind] = size, given
-        no_number = torch.full((), torch.nan, device=self.model.device)  # such a step changes nothing
-        work: list[Given | _Asked] = [given for _, given in sorted(found.values(), key=lambda sized: -sized[0])]
-        work.append(self._asked(no_number, 0.0))
+        no_numbers = torch.full((2,), torch.nan, dtype=torch.float64, device=self.model.device)
+        work: list[Given | Summed | Asked] = [each for _, each in sorted(found.values(), key=lambda sized: -sized[0])]
+        work += Summed(no_numbers[0].float()), self._asked(no_numbers, 0.0)  # such a step changes nothing
         with self._memory("a training pass"), library_noise(0, self.model.device):  # others' draws stay theirs
             for piece in until(cancel, work):
                 for _ in range(1 + self._launch.is_captured):  # the first one is not captured
@@ -317,10 +312,10 @@ class Trainer:
         key, scale = noise_key(settings.seed, self.num_steps), self.loss_scale.scale
         return each.laid_out(key, (batch.num_labels, scale), settings, is_first)
 
-    def _asked(self, loss: Tensor, lr: float) -> _Asked:
+    def _asked(self, found: Tensor, lr: float) -> Asked:
         """What an update reads."""
         numbers = as_integers(lr, self.loss_scale.scale, self.optimizer.num_steps + 1)
-        return _Asked(loss, numbers, self.settings)
+        return Asked(found, numbers, self.settings)
 
     def _ready(self, examples: Sequence[Example]) -> Ready:
         """Examples, checked and divided, the first pass laid out. Errors: TrainingError, PromptError, OutOfMemory."""
@@ -359,9 +354,11 @@ class Trainer:
         key = noise_key(noise_key(self.settings.seed, self.num_steps), each.numbers[0])
         return library_noise(key, self.model.device)
 
-    def _run(self, given: Given | _Asked) -> Tensor:
+    def _run(self, given: Given | Summed | Asked) -> Tensor:
         """What is launched: it reads what it is given, on the device, and nothing else that changes between steps."""
-        return self._pass(given) if isinstance(given, Given) else self._updated(given)
+        if isinstance(given, Given):
+            return self._pass(given)
+        return self._summed(given) if isinstance(given, Summed) else self._updated(given)
 
     def _pass(self, given: Given) -> Tensor:
         """A pass forward and backward: its share of the batch's mean loss. Gradients add up to the first pass of a
@@ -377,15 +374,19 @@ class Trainer:
         return loss.detach()
 
     @torch.no_grad()
-    def _updated(self, given: _Asked) -> Tensor:
-        """An update, unless a number of it is not finite: the loss, and the norm of the scaled gradients, [2]."""
-        lr, scale, step = given.numbers.view(torch.float64)
-        norm = self.optimizer.grad_norm()
-        skip = ~(norm.isfinite() & given.loss.isfinite())
+    def _summed(self, given: Summed) -> Tensor:
+        """What a step tells, and whether there is an update: the loss, and the norm of the scaled gradients, [2]."""
+        return torch.stack([given.loss.double(), self.optimizer.grad_norm().double()])
+
+    @torch.no_grad()
+    def _updated(self, given: Asked) -> Tensor:
+        """An update, unless a number of it is not finite; what it multiplied gradients by."""
+        (_, norm), (lr, scale, step) = given.found, given.numbers.view(torch.float64)
+        skip = ~given.found.isfinite().all()
         factor = torch.where(skip, 1.0, given.settings.clipping(norm / scale) / scale)
         wide = lr.dtype if lr.device.type == "cpu" else torch.float32
         self.optimizer.update(Update(lr.to(wide), factor.to(wide), step.float(), skip))
-        return torch.stack([given.loss.double(), norm.double()])
+        return factor
 
 
 def _check_parts(parts: Parts, config: Config) -> None:

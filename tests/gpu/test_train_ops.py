@@ -94,6 +94,20 @@ def test_activations(act, T, F, biased, dtype):
     check(ours, plain, inputs, made(T, F, dtype=dtype, seed=2))
 
 
+@pytest.mark.parametrize("T, C, N", [(1, 64, 64), (7, 64, 520), (7, 64, 10), (1027, 128, 2304)])
+def test_biases_of_layers_without_an_activation(T, C, N, dtype):
+    """Their product adds them; 10 outputs are none for kernels."""
+    inputs = [made(T, C, dtype=dtype), made(N, C, dtype=dtype, std=0.1, seed=1), made(N, dtype=dtype, seed=2)]
+
+    def ours(x, weight, bias):
+        return train_epilogue.linear_act(x, Linear(weight, bias), None, empty=autograd)
+
+    def plain(x, weight, bias):
+        return torch.nn.functional.linear(x, weight, bias)
+
+    check(ours, plain, inputs, made(T, N, dtype=dtype, seed=3))
+
+
 @pytest.mark.parametrize("T, C", NARROW)
 @pytest.mark.parametrize("p, biased", product([0.0, 0.1], [True, False]))
 def test_residuals(T, C, p, biased, dtype):

@@ -51,7 +51,9 @@ def _unfit_inner(model: Shapes) -> str | None:
 def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty, linear: Callable = reference.linear) -> Tensor:
     """act(linear(x)): [T,C] -> [T,F]. Of an activated layer the product without its bias is kept, and nothing else."""
     if act is None:
-        return linear(x, w, empty=empty)
+        if w.bias is None or len(w.bias) % 8:
+            return linear(x, w, empty=empty)
+        return Biased.apply(linear(x, w._replace(bias=w.bias.detach()), empty=empty), w.bias)
     return Epilogue.apply(linear(x, w._replace(bias=None), empty=empty), w.bias, None, act, None)
 
 
@@ -71,6 +73,19 @@ def dropped(x: Tensor, drop: Drop) -> Tensor:
     """What a training pass keeps of hidden states: [T,C] -> [T,C]."""
     noise = drop.noise()
     return x if noise is None else Epilogue.apply(x, None, None, None, noise)
+
+
+class Biased(torch.autograd.Function):
+    """y, to which the product has added the bias; the bias's gradient is summed as in `Epilogue`."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, bias: Tensor) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return epilogue_backward(grads[0].contiguous(), None, None, None, None, wants_bias=ctx.needs_input_grad[1])
 
 
 class Epilogue(torch.autograd.Function):
