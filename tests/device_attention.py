@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from eet_lab.ops.attention import heads
+from eet_lab.ops.fits import reads_rows_on_device
 from eet_lab.ops.types import NO_EXTRAS
 from eet_lab.parts import Parts
 
 
+@reads_rows_on_device
 def attention(qkv, kv, batch, spec, extras=NO_EXTRAS, *, empty, drop=None):
     assert kv is None and spec.window is None and extras.bias is None
-    seen = batch.rows[:, None] == batch.rows
+    seen = (batch.rows[:, None] == batch.rows) & (batch.columns >= batch.keys.begin[batch.rows])  # but no pad
     if spec.causal:
         seen = seen & (batch.columns <= batch.columns[:, None])
     return _attended(*heads(qkv, batch, spec, extras, empty=empty), seen, None, spec, drop)

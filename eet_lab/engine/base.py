@@ -78,10 +78,13 @@ class BaseEngine(Generic[Model]):
         self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None, *, op: str
     ) -> Tensor:
         """Every op comes by here for its memory, so this is also where a pass can be stopped."""
-        if self._cancel is not None and self._cancel.is_set():
-            raise Cancelled("The run was stopped.")
+        self._check_stop()
         self._allocating = name
         return self.memory.empty(name, shape, like, dtype, op=op)
+
+    def _check_stop(self) -> None:
+        if self._cancel is not None and self._cancel.is_set():
+            raise Cancelled("The run was stopped.")
 
 
 def check_model(engine: str, model: object, kinds: tuple[type, ...], preset: str) -> None:

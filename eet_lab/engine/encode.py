@@ -6,7 +6,7 @@ B texts of a pass, T tokens of it, N of them asked for, C channels.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.engine.base import BaseEngine, check_model, check_parts
+from eet_lab.engine.captured_passes import CapturedPasses, pass_name
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.meta_trace import META, TELLING, NoArithmetic, are_alike
 from eet_lab.engine.settings import checked_texts
@@ -28,7 +29,6 @@ from eet_lab.models.config import EncoderConfig, VisionConfig
 from eet_lab.models.decoder import mapped
 from eet_lab.models.encoder import Encoder
 from eet_lab.models.vision import AnyEncoder, VisionEncoder
-from eet_lab.ops.fits import FEW
 from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.parts import Ops, Parts, unread
 from eet_lab.parts.passes import Batching, Group, Image, Pass, Readable, Text
@@ -38,7 +38,7 @@ from eet_lab.progress import Cancel, Progress
 from eet_lab.words import told
 
 REMEDY = f"Use a smaller batch_tokens, fewer texts at a time (batch_size), a smaller model, or half precision. {OTHERS}"
-UNREAD = ("weights", "launch", "layers", "cross_kv", "train_ops", "loss", "optimizer", "step_launch")
+UNREAD = ("weights", "layers", "cross_kv", "train_ops", "loss", "optimizer", "step_launch")
 """Slots that an encoder does not read: parts that change them alone would be on and do nothing."""
 AHEAD = 64
 """Groups of texts whose passes are planned together, before the first of them is run."""
@@ -124,9 +124,10 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
     def __init__(self, model: AnyEncoder, parts: Parts | None = None) -> None:
         check_model("EncoderEngine", model, (Encoder, VisionEncoder), "bert-base")
         check_parts("EncoderEngine", parts, "pre_padding")
-        _check_read(parts or Parts())
+        _check_read(parts or Parts(), model)
         super().__init__(model, parts)
         self.staging = Staging(self.model.device)
+        self._captured = CapturedPasses(self) if self.parts.is_captured else None
 
     @exclusive
     @torch.inference_mode()
@@ -168,7 +169,7 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
             with memory_for(lambda: self._allocating, free=self._free, remedy=REMEDY):
                 groups = iter(self.parts.texts(texts, batching))
                 while ahead := list(islice(groups, AHEAD)):
-                    self._plan(ahead, task)
+                    (self if self._captured is None else self._captured).plan(ahead, task)
                     activations = max(activations, self.memory.num_bytes)
                     for group in ahead:
                         in_flight.append((group, self._launched(group, task)))
@@ -181,6 +182,19 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
             self._cancel = None
         return Run(results.ordered(), tokens, computed, num_passes, activations, (perf_counter() - begin) * 1e3)
 
+    @property
+    def captures(self) -> int:
+        """Passes captured so far; 0 where the launch part captures nothing."""
+        return 0 if self._captured is None else self._captured.captures
+
+    def bucket(self, texts: Sequence[Readable], task: TextTask) -> Hashable:
+        """The same for texts that one graph serves, if they share a pass; None: no graph does."""
+        if self._captured is None:
+            return None
+        whole = Batching(max(text.length for text in texts) * len(texts))
+        groups = list(self.parts.texts([task.asking(text) for text in texts], whole))
+        return self._captured.bucket(groups[0], task) if len(groups) == 1 else None
+
     def lifetimes(
         self, texts: Sequence[Readable], task: TextTask, batching: Batching | None = None
     ) -> tuple[tuple[Lifetime, ...], ...]:
@@ -190,6 +204,8 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
         return tuple(self.memory.traced(self._traced_pass(group, task)) for group in groups)
 
     def _free(self) -> None:
+        if self._captured is not None:
+            self._captured.close()
         self.staging.close()
         super()._free()
 
@@ -198,25 +214,30 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
         task.check(self.model.config)
         return [task.asking(text) for text in readable(texts, self.model.config, truncate)]
 
-    def _plan(self, groups: Sequence[Group], task: TextTask) -> None:
-        """A plan for all passes in which ops ask for the same things: these grow with one of four numbers, or stay."""
+    def plan(self, groups: Sequence[Group], task: TextTask, repeated: bool = False) -> None:
+        """A plan for all passes in which ops ask for the same things: these grow with one of four numbers, or stay.
+
+        `repeated`: they may be captured.
+        """
         self._allocating = "the arena of activations"
         alike: dict[str, list[Group]] = {}
         for group in groups:
-            alike.setdefault(_name(group), []).append(group)
+            alike.setdefault(pass_name(group.computed_tokens, group.num_asked), []).append(group)
         bounds = {}
         for name, same in alike.items():
             largest = {group.numbers: group for group in (max(same, key=size) for size in SIZES)}
-            bounds[name] = bounding([self._traced_pass(group, task) for group in largest.values()])
+            bound = bounding([self._traced_pass(group, task) for group in largest.values()])
+            bounds[name] = bound._replace(repeated=repeated)
         self.memory.plan(bounds, like=self.model.position_embedding)
 
     def _launched(self, group: Group, task: TextTask) -> Arriving:
         """One pass, and what the task makes of it on its way to the host: one copy brings it all."""
+        self._check_stop()
         batch = group.laid_out()
-        self.memory.enter(_name(group))
-        made = self._made(
-            self.model, self.ops, self.attend, sent(batch, self.staging), task, partial(self._empty, op="task")
-        )
+        if self._captured is None:
+            made = self.run(pass_name(group.computed_tokens, group.num_asked), sent(batch, self.staging), task)
+        else:
+            made = self._captured.launched(group, batch, task)
         on_host = torch.empty(made.shape, dtype=torch.float32, pin_memory=made.is_cuda)
         on_host.copy_(made, non_blocking=True)
         if not made.is_cuda:
@@ -224,6 +245,11 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
         event = torch.cuda.Event()
         event.record()
         return Arriving(on_host, batch.sizes, event)
+
+    def run(self, name: str, batch: Pass, task: TextTask) -> Tensor:
+        """What the task makes of a pass that is on the device, in the memory that was planned for its `name`."""
+        self.memory.enter(name)
+        return self._made(self.model, self.ops, self.attend, batch, task, partial(self._empty, op="task"))
 
     @staticmethod
     def _made(model: AnyEncoder, ops: Ops, attend: Callable, batch: Pass, task: TextTask, empty: Callable) -> Tensor:
@@ -234,28 +260,25 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
 
     def _traced_pass(self, group: Group, task: TextTask) -> TracedPass:
         sizes = group.computed_tokens, len(group.texts), group.longest, group.num_asked
-        key = *sizes, group.is_typed, group.packed, task.name
-        run = partial(self._trace, group, task)
+        return self.traced((*sizes, group.is_typed, group.packed, task.name), group.laid_out, task)
+
+    def traced(self, key: tuple, laid_out: Callable[[], Pass], task: TextTask) -> TracedPass:
+        """A pass of such a layout, which can be run on meta tensors."""
+        run = partial(self._trace, laid_out, task)
         return TracedPass(key, partial(run, None), partial(run, TELLING if are_alike(self.model) else None))
 
     @torch.inference_mode()
-    def _trace(self, group: Group, task: TextTask, num_layers: int | None, trace: Trace) -> None:
+    def _trace(self, laid_out: Callable[[], Pass], task: TextTask, num_layers: int | None, trace: Trace) -> None:
         model = self._on_meta._replace(layers=self._on_meta.layers[:num_layers])
         ops = self.parts.ops.bind_each(lambda op: partial(trace.empty, op=op))
         attend = partial(self.parts.attend, ops, empty=partial(trace.empty, op="mask"))
         with nullcontext() if self.parts.ops.kernels else NoArithmetic():
-            there = mapped(group.laid_out(), lambda tensor: tensor.to(META))
+            there = mapped(laid_out(), lambda tensor: tensor.to(META))
             self._made(model, ops, attend, there, task, partial(trace.empty, op="task"))
 
     @cached_property
     def _on_meta(self) -> AnyEncoder:
         return mapped(self.model, lambda tensor: tensor.to(META))
-
-
-def _name(group: Group) -> str:
-    """The same for passes in which ops ask for the same things."""
-    few = min(group.computed_tokens, FEW + 1), min(group.num_asked, FEW + 1)
-    return "encode" if min(few) > FEW else "encode {} tokens, {} asked for".format(*few)
 
 
 def readable(
@@ -325,9 +348,13 @@ def _readable_texts(texts: Sequence[Text], config: EncoderConfig, truncate: bool
     return found
 
 
-def _check_read(parts: Parts) -> None:
+def _check_read(parts: Parts, model: AnyEncoder) -> None:
     """RecipeError for parts that would be on and do nothing."""
     names = unread(parts, UNREAD) + ["schedule"] * (parts.schedule.max_rows is not None)
+    if parts.is_captured and isinstance(model, VisionEncoder):
+        raise RecipeError("These parts capture passes of texts, and this encoder reads images. Leave cuda_graphs out.")
+    if unread(parts, ["launch"]) and not hasattr(parts.launch, "tokens"):
+        names.append("launch")
     if names:
         raise RecipeError(
             f"These parts change {' and '.join(names)}, which an encoder does not use. Leave out what changes them."

@@ -47,6 +47,19 @@ def refuses_training(why: Callable[[torch.dtype], str | None]) -> Callable[[Call
     return partial(_declared, "untrainable", why)
 
 
+def reads_rows_on_device(op: Called) -> Called:
+    """Declare that attention among a pass's own tokens reads on the device where rows are: a captured pass then serves
+    any rows. A decorator.
+    """
+    op.rows_on_device = True  # type: ignore[attr-defined]
+    return op
+
+
+def has_rows_on_device(op: Callable | None) -> bool:
+    """Whether an op declares that."""
+    return getattr(op, "rows_on_device", False)
+
+
 def _declared(name: str, why: Callable, op: Called) -> Called:
     setattr(op, name, why)
     return op

@@ -14,6 +14,7 @@ from eet_lab.errors import OutOfMemory
 OTHERS = "Another engine may hold memory: its close() gives it back."
 REMEDY = f"Use fewer or shorter prompts, fewer new tokens, a smaller model, or half precision. {OTHERS}"
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # how torch's message about the CPU's memory names it
+OF_DRIVER = "CUDA error: out of memory"  # what the driver itself allocates, as for a graph
 
 
 @contextmanager
@@ -46,7 +47,7 @@ def memory_for(
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether torch found no memory: it has an error of its own for a GPU, but none for the CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or CPU_ALLOCATOR in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or any(name in str(error) for name in (CPU_ALLOCATOR, OF_DRIVER))
 
 
 def _told(remedy: str | Callable[[], str]) -> str:
@@ -60,7 +61,7 @@ def _told(remedy: str | Callable[[], str]) -> str:
 
 
 def _whose(error: RuntimeError) -> str:
-    return "The GPU's" if isinstance(error, torch.OutOfMemoryError) else "This machine's"
+    return "This machine's" if CPU_ALLOCATOR in str(error) else "The GPU's"
 
 
 def _wanted(error: RuntimeError) -> str:

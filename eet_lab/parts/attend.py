@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -20,6 +20,9 @@ class Bounds:
 
     Where each row reads one token, a window is another first column, the same for all layers.
     """
+
+    op: ClassVar[str] = "attention"
+    """The op that attends."""
 
     def __init__(
         self,
@@ -63,6 +66,8 @@ class DenseMask(Bounds):
     """The baseline: an additive mask [B,1,Q,K], built once a pass and added in every layer. What layers add to scores
     is the same in all of them, and is in it.
     """
+
+    op: ClassVar[str] = "masked_attention"
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""How a decode step is launched. A launch part turns `decode(max_kv)` into a function of the columns that it sees."""
+"""How a decode step, or an encoder's pass, is launched. A launch part turns `decode(max_kv)` into a function of the
+columns that it sees; one that captures an encoder's passes says which.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,16 @@ def eager(decode: Decode, longest: int) -> Decode:
 class GraphLaunch:
     """Capture a step once for each bucket of columns, then replay it: one launch a token.
 
-    The replayed step reads its column from the device, so one graph serves every column of its bucket.
+    The replayed step reads its column from the device, so one graph serves every column of its bucket. An encoder's
+    passes of at most so many `tokens` are captured by their size (`buckets.Size`), and `graphs` of them are kept.
     """
 
     is_captured: ClassVar[bool] = True
     """The host launches a step as one thing."""
 
     bucket: int = 256
+    tokens: int = 16_384
+    graphs: int = 256
 
     def __call__(self, decode: Decode, longest: int) -> Graphs:
         return Graphs(decode, longest, self.bucket)

@@ -117,7 +117,10 @@ class LaunchesSteps(Protocol):
 
 
 class Launches(Protocol):
-    """How a decode step is launched. A part may declare `is_captured`: the host then launches a step as one thing."""
+    """How a decode step is launched. A part may declare `is_captured`: the host then launches a step as one thing.
+
+    One that has `tokens` and `graphs` captures an encoder's passes, too: of at most so many tokens, and so many graphs.
+    """
 
     def __call__(self, decode: Callable[[int], None], longest: int, /) -> Callable[[int], None]:
         """A function of the step's `max_kv`, which is at most `longest`; `decode(max_kv)` runs a step."""

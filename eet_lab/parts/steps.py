@@ -84,15 +84,28 @@ class Replays:
 
     is_captured: ClassVar[bool] = True
 
-    def __init__(self, work: Work, device: torch.device, most: int) -> None:
+    def __init__(
+        self,
+        work: Work,
+        device: torch.device,
+        most: int,
+        *,
+        shown: Callable[[Any], Any] | None = None,
+        frees_first: bool = True,
+    ) -> None:
+        """`shown` is what a graph gets to see of what is given; None: the host's lengths, only if all are the same.
+
+        `frees_first`: before a capture what else was used goes back to the device, which takes some time.
+        """
         self._work, self._device, self._most = work, device, most
+        self._shown, self._frees_first = shown or _by_device, frees_first
         self._kept: dict[Hashable, _Kept] = {}  # the one that was used last is the last
         self._pool: Any = None
         self.captures = 0
 
     def __call__(self, given: Any) -> Tensor:
         with present(self._device):
-            return self._launched(_by_device(given))
+            return self._launched(self._shown(given))
 
     def _launched(self, given: Any) -> Tensor:
         kind = _kind(given)
@@ -114,7 +127,13 @@ class Replays:
 
     def kind(self, given: Any) -> Hashable:
         """What a graph is kept by."""
-        return _kind(_by_device(given))
+        return _kind(self._shown(given))
+
+    def void(self) -> None:
+        """Let go of all graphs, since memory that they use has moved: each is captured again when it is used next."""
+        for kept in self._kept.values():
+            kept.graph = kept.result = None
+        self._pool = None
 
     def close(self) -> None:
         """Give graphs back, and their memory."""
@@ -124,8 +143,9 @@ class Replays:
     def _capture(self, kept: _Kept, arrived: Any) -> None:
         if self._pool is None:
             self._pool = launch.new_pool()
-        gc.collect()  # what of other passes waits for it holds memory, and nodes that belong to other streams
-        torch.cuda.empty_cache()  # what the same work took before would stay beside the graphs' own
+        if self._frees_first:
+            gc.collect()  # what of other passes waits for it holds memory, and nodes that belong to other streams
+            torch.cuda.empty_cache()  # what the same work took before would stay beside the graphs' own
 
         def work() -> None:
             kept.result = self._work(arrived)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from math import inf, isnan
 from typing import Any, NamedTuple
@@ -22,10 +22,11 @@ from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.slots import TOKEN_STEP
+from eet_lab.engine.tasks import MEAN
 from eet_lab.errors import ScheduleError
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device, on_its_encoders_device
-from eet_lab.parts.passes import Batching
+from eet_lab.parts.passes import Batching, Text
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling import Request
 from eet_lab.scheduling.cost import CostTable
@@ -41,6 +42,10 @@ LOOK_S = 0.1
 """How often what goes on is told, and the longest sleep between two looks at Stop."""
 FEW_TOKENS = 4
 """New tokens of each request that warms up."""
+FEW_TEXTS = 4
+"""Texts that warm an encoder up."""
+PARTS = 6
+"""Groups of each size that warm up passes which are captured, by chance, and as many by length."""
 
 
 class Look(NamedTuple):
@@ -67,6 +72,7 @@ def serve_traffic(
     policy: BasePolicy,
     table: CostTable,
     *,
+    engine: EncoderEngine | None = None,
     on_look: OnLook | None = None,
     progress: Progress | None = None,
     cancel: Cancel | None = None,
@@ -74,7 +80,8 @@ def serve_traffic(
     """Serve random tokens of the traffic's lengths as they come, until all are done: what `simulate_traffic` predicts.
 
     The model runs under the recipe that its cost `table` was measured with, with the policy's limits. The clock starts
-    once the engine has room for all slots and is warm. A decoder needs a policy that joins. Stop is heeded after each
+    once the engine has room for all slots and is warm. A decoder needs a policy that joins. An encoder may be run by an
+    `engine` under `served_recipe`, which `warm_up` has made ready, and which stays open. Stop is heeded after each
     pass. Errors: ScheduleError, CostError as in `simulate_traffic`; RecipeError, OutOfMemory, Cancelled.
     """
     check_fits(traffic, policy, table)
@@ -83,8 +90,10 @@ def serve_traffic(
             f"{policy.name} runs groups of a decoder, which is simulated alone. Choose continuous_batching to serve it."
         )
     clock = _Clock(traffic, on_look, progress, cancel)
-    serve = _serve_decoder if table.kind == "decoder" else _serve_encoder
-    serve(model, traffic, policy, table, clock)
+    if table.kind == "decoder":
+        _serve_decoder(model, traffic, policy, table, clock)
+    else:
+        _serve_encoder(model, traffic, policy, table, clock, engine)
     clock.look(running=0)
     record = clock.record
     note = f" ({SHARED})" if model.device == "cpu" and clock.was_disturbed else ""
@@ -250,14 +259,72 @@ class _Joining:
 
 
 @on_its_encoders_device
-def _serve_encoder(model: Model, traffic: Traffic, policy: BasePolicy, table: CostTable, clock: _Clock) -> None:
+def warm_up(
+    model: Model, engine: EncoderEngine, traffic: Traffic, policy: BasePolicy, cancel: Cancel | None = None
+) -> None:
+    """Run an encoder's passes before they are served, so that libraries have what they keep.
+
+    Where passes are captured, it runs such groups as the policy may make of the traffic, the largest first, and each
+    bucket twice: the second time it is captured.
+    """
+    texts, seen = _texts(model, traffic), set[Hashable]()
+    engine.prepare(cancel=cancel)
+    if not engine.parts.is_captured:
+        few = texts[:FEW_TEXTS]
+        encoded(engine, few, Batching(_rectangle(few)), cancel)
+        return
+    for rows in _possible(texts, policy):
+        bucket = engine.bucket([Text(row) for row in rows], MEAN)
+        if bucket in seen:
+            continue
+        seen.add(bucket)  # None among them: of passes that are not captured the first is the largest
+        for _ in range(1 if bucket is None else 2):
+            encoded(engine, rows, Batching(_rectangle(rows)), cancel)
+
+
+def _possible(texts: list[list[int]], policy: BasePolicy) -> Iterator[list[list[int]]]:
+    """Groups that a policy may make: those that happen to wait together, and neighbours by length where it sorts."""
+    draw, ordered = random.Random(0), sorted(texts, key=len)
+    most = min(policy.knobs.get("max_rows", 1), len(texts))
+    sizes = sorted({most, *(size for power in range(16) for size in (2**power, 3 * 2**power) if size < most)})
+    for size in reversed(sizes):
+        yield ordered[-size:]
+        for part in range(PARTS):
+            yield draw.sample(texts, size)
+            if not policy.is_packed:
+                begin = (len(texts) - size) * part // PARTS
+                yield ordered[begin : begin + size]
+
+
+def _texts(model: Model, traffic: Traffic) -> list[list[int]]:
+    """Random tokens of its lengths."""
+    ends = np.cumsum(traffic.lengths)
+    ids = np.random.default_rng(0).integers(FIRST_TOKEN, model.config.vocab_size, int(ends[-1])).tolist()
+    return [ids[end - length : end] for end, length in zip(ends.tolist(), traffic.lengths.tolist(), strict=True)]
+
+
+def _rectangle(rows: Sequence[Sequence[int]]) -> int:
+    return len(rows) * max(map(len, rows))
+
+
+@on_its_encoders_device
+def _serve_encoder(
+    model: Model,
+    traffic: Traffic,
+    policy: BasePolicy,
+    table: CostTable,
+    clock: _Clock,
+    given: EncoderEngine | None,
+) -> None:
     """A group is a pass."""
-    draw, vocab, queue, record = random.Random(0), model.config.vocab_size, clock.queue, clock.record
-    texts = [[draw.randrange(FIRST_TOKEN, vocab) for _ in range(length)] for length in traffic.lengths.tolist()]
-    with closing(EncoderEngine(model.encoder, served_recipe(model, table, policy).parts)) as engine:
-        clock.say("building")
-        engine.prepare(cancel=clock.cancel)
-        encoded(engine, texts[:FEW_TOKENS], Batching(sum(map(len, texts[:FEW_TOKENS]))), clock.cancel)
+    queue, record, texts = clock.queue, clock.record, _texts(model, traffic)
+    with ExitStack() as opened:
+        engine = given
+        if engine is None:
+            clock.say("building")
+            own = EncoderEngine(model.encoder, served_recipe(model, table, policy).parts)
+            engine = opened.enter_context(closing(own))
+            warm_up(model, engine, traffic, policy, clock.cancel)
         clock.start()
         while True:
             clock.admit(0)
@@ -271,7 +338,7 @@ def _serve_encoder(model: Model, traffic: Traffic, policy: BasePolicy, table: Co
                 clock.admit(len(group))
                 queue.take(group)
                 rows = [texts[each.number] for each in group]
-                total, rectangle = sum(map(len, rows)), len(rows) * max(map(len, rows))
+                total, rectangle = sum(map(len, rows)), _rectangle(rows)
                 begin_ms = clock.now_ms()
                 encoded(engine, rows, Batching(rectangle), clock.cancel)
                 end_ms = clock.now_ms()

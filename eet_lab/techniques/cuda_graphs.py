@@ -1,10 +1,11 @@
-"""CUDA graphs: one launch a token."""
+"""CUDA graphs: one launch a token, or a pass of an encoder."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from eet_lab.models.config import Config, VisionConfig
 from eet_lab.parts import Parts
 from eet_lab.parts.launch import GraphLaunch
 from eet_lab.technique import Technique, knob
@@ -12,7 +13,7 @@ from eet_lab.technique import Technique, knob
 
 @dataclass(frozen=True)
 class CudaGraphs(Technique):
-    """Record a decode step's launches once, and replay them with a single call.
+    """Record the launches of a decode step, or of an encoder's pass, once, and replay them with a single call.
 
     Without it, Python launches every kernel of every step; a small model's GPU spends most of its time waiting for
     the next launch. With it, the step is captured into a CUDA graph and replayed: the kernels follow each other at
@@ -21,9 +22,17 @@ class CudaGraphs(Technique):
     A replay repeats addresses and grid sizes, so it needs `memory_reuse`, whose buffers do not move, and each graph
     serves a bucket of lengths: the kernels read the true length from device memory.
 
-    Expect the time per token to fall to the sum of the kernels' own times. Small models gain most.
+    An encoder's pass of up to `tokens` tokens is filled up to a bucket with idle tokens, at most an eighth of more than
+    1,024, which no text sees. One graph serves all texts that fall into a bucket, packed or with pads; it holds the
+    task's head, too. That takes attention that reads lengths on the device, as `fused_kernels` with `mask_removal`
+    does; other attention has a graph for each list of lengths. A pass runs as it is the first time, and is captured the
+    second; graphs share one memory, which the largest pass decides. Larger passes run as they are: the GPU takes longer
+    for them than Python to launch. Images are not captured.
 
-    Source: CUDA graphs for decoding as in gpt-fast and vLLM.
+    Expect the time per token to fall to the sum of the kernels' own times, and encoders to serve few texts at a time in
+    a fraction of it. Small models gain most.
+
+    Source: CUDA graphs for decoding as in gpt-fast and vLLM; buckets of sizes as in TensorRT's optimization profiles.
     """
 
     name: ClassVar[str] = "cuda_graphs"
@@ -31,6 +40,7 @@ class CudaGraphs(Technique):
     lesson: ClassVar[str] = "04_decode_speed"
     requires: ClassVar[tuple[str, ...]] = ("memory_reuse",)
     numerics: ClassVar[str] = "reordered"
+    stages: ClassVar[tuple[str, ...]] = ("generate", "encode")
 
     bucket: int = knob(
         256,
@@ -40,9 +50,29 @@ class CudaGraphs(Technique):
         low=16,
         high=4096,
     )
+    tokens: int = knob(
+        GraphLaunch.tokens,
+        "An encoder's passes of at most so many tokens are captured.",
+        label="Captured passes",
+        unit="tokens",
+        low=1,
+        high=2**20,
+    )
+    graphs: int = knob(
+        GraphLaunch.graphs,
+        "How many passes of an encoder are kept; beyond that, the least recently used is dropped.",
+        label="Graphs",
+        low=1,
+        high=4096,
+    )
 
     def apply(self, parts: Parts) -> Parts:
-        return replace(parts, launch=GraphLaunch(self.bucket))
+        return replace(parts, launch=GraphLaunch(self.bucket, self.tokens, self.graphs))
+
+    def unfit(self, config: Config) -> str | None:
+        if isinstance(config, VisionConfig):
+            return "it captures passes of texts, and this model reads images"
+        return super().unfit(config)
 
     def unavailable(self, device: str = "cpu") -> str | None:
         return None if device == "cuda" else "CUDA graphs need an NVIDIA GPU."

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from time import perf_counter
+
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -9,11 +13,13 @@ from encoders import V, texts, theirs
 
 from eet_lab.engine import tasks
 from eet_lab.engine.encode import EncoderEngine
+from eet_lab.errors import OutOfMemory
 from eet_lab.models import load
 from eet_lab.models.decoder import mapped
 from eet_lab.ops import cuda
 from eet_lab.ops.types import Linear, fresh
-from eet_lab.parts.passes import Batching
+from eet_lab.parts import launch
+from eet_lab.parts.passes import Batching, Text
 from eet_lab.technique import Recipe
 
 pytestmark = pytest.mark.gpu
@@ -23,7 +29,12 @@ RECIPES = (
     "pre_padding,fused_kernels",
     "pre_padding,mask_removal,fused_kernels",
     f"{PACKED},fused_kernels",
+    f"{PACKED},fused_kernels,cuda_graphs",
 )
+CAPTURED = {
+    "packed": f"{PACKED},fused_kernels,cuda_graphs",
+    "padded": "pre_padding,mask_removal,memory_reuse,fused_kernels,cuda_graphs",
+}
 MODELS = {"bert": tasks.CLS, "bert-mlm": tasks.MLM, "roberta-classes": tasks.CLASSES, "wide": tasks.MEAN}
 """Each with one of the tasks that it has a head for."""
 
@@ -82,3 +93,147 @@ def test_passes_in_flight_come_in_order():
         for got, want in zip(run.values, one_by_one.values, strict=True):
             torch.testing.assert_close(got, want, rtol=0, atol=0.02)
     assert told[: len(texts())] == list(range(1, len(texts()) + 1))
+
+
+# --- captured passes
+
+
+def of_lengths(*lengths: int, seed: int = 0) -> list[Text]:
+    draw = np.random.default_rng(seed)
+    return [Text(draw.integers(5, V, length).tolist(), None, sorted({0, length - 1})) for length in lengths]
+
+
+def engines(recipe: str, dtype=torch.float16, name: str = "wide", **limits) -> tuple[EncoderEngine, EncoderEngine]:
+    """One that captures, and one that launches the same kernels from Python."""
+    encoder, parts = load(model(name), device="cuda", dtype=dtype).encoder, Recipe.parse(recipe, "cuda").parts
+    captured = replace(parts, launch=replace(parts.launch, **limits))
+    return EncoderEngine(encoder, captured), EncoderEngine(encoder, replace(parts, launch=launch.eager))
+
+
+def assert_alike(got, exact, dtype=torch.float16):
+    """Products of other sizes may add in another order."""
+    assert len(got) == len(exact)
+    eps = torch.finfo(dtype).eps * (64 if dtype == torch.float32 else 8)
+    for mine, its in zip(got, exact, strict=True):
+        assert bool(mine.isfinite().all())
+        torch.testing.assert_close(mine, its, rtol=0, atol=eps * float(its.abs().max()))
+
+
+LISTS = [
+    of_lengths(9, 3, 20, 5, seed=1),  # these three share a bucket
+    of_lengths(33, 2, seed=2),
+    of_lengths(*range(1, 7), seed=3),
+    of_lengths(*[128] * 8, seed=4),  # 1,024 tokens: a full bucket
+    of_lengths(*[128] * 8, 1, seed=5),  # one more
+    of_lengths(300, 7, 500, 120, 512, seed=6),
+    of_lengths(5, seed=7),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("layout", CAPTURED)
+@pytest.mark.parametrize("name", MODELS)
+def test_captured_passes_are_those_that_are_not(name, layout, dtype):
+    """In turn, so that graphs take each other's place in memory: eagerly, then captured, then replayed."""
+    captured, plain = engines(CAPTURED[layout], dtype, name)
+    lists = LISTS if name == "wide" else [[Text(t.ids[:40], None, t.asked[:1]) for t in given] for given in LISTS]
+    for task in (tasks.HIDDEN, tasks.MEAN, MODELS[name]):
+        exact = [plain.read(given, task).values for given in lists]
+        found = [captured.read(given, task).values for _ in range(3) for given in lists]
+        for got, want in zip(found, exact * 3, strict=True):
+            assert_alike(got, want, dtype)
+    assert captured.captures >= 3 * (3 if layout == "packed" else 2) and plain.captures == 0
+    captured.close()
+    assert captured.captures == 0
+
+
+@pytest.mark.parametrize("layout", CAPTURED)
+def test_a_pass_is_one_launch(layout):
+    """And copies: what it reads, its result beside the graph's memory, and that to the host."""
+    captured, _ = engines(CAPTURED[layout])
+    for _ in range(2):
+        captured.read(LISTS[0], tasks.MEAN)
+    assert captured.captures == 1
+    with torch.profiler.profile(activities=[*torch.profiler.supported_activities()]) as profile:
+        for given in LISTS[:3]:
+            captured.read(given, tasks.MEAN)
+        torch.cuda.synchronize()
+    names = [event.name for event in profile.events() if event.device_type == torch.profiler.DeviceType.CPU]
+    calls = {call: sum(name.startswith(call) for name in names) for call in ("cudaGraphLaunch", "cudaLaunchKernel")}
+    assert calls["cudaGraphLaunch"] == 3 and calls["cudaLaunchKernel"] <= 3, calls
+    assert captured.captures == 1, "other texts of the same bucket are captured no more"
+
+
+def test_what_a_caller_keeps_is_not_overwritten():
+    captured, plain = engines(CAPTURED["packed"])
+    for task in (tasks.MEAN, tasks.HIDDEN, tasks.CLS):
+        kept = [(captured.read(LISTS[at % 3], task).values, plain.read(LISTS[at % 3], task).values) for at in range(9)]
+        copies = [torch.cat([*got]).clone() for got, _ in kept]
+        for given in LISTS[:3] * 2:
+            captured.read(given, task)
+        for (got, exact), copy in zip(kept, copies, strict=True):
+            assert torch.cat([*got]).equal(copy)
+            assert_alike(got, exact)
+
+
+def test_passes_in_flight_are_of_different_buckets():
+    """Some of one run are captured, and some are larger than that; they come in order."""
+    captured, plain = engines(CAPTURED["packed"], tokens=300)
+    given = [text for each in LISTS for text in each]
+    for tokens in (64, 200, 300, 700, 4096):
+        for _ in range(3):
+            got = captured.read(given, tasks.HIDDEN, Batching(tokens)).values
+            assert_alike(got, plain.read(given, tasks.HIDDEN, Batching(tokens)).values)
+    assert captured.captures > 3
+
+
+def test_memory_of_captured_passes_is_flat():
+    """Over 200 passes, with fewer graphs kept than there are buckets, and with enough of them."""
+    for graphs in (3, 64):
+        captured, _ = engines(CAPTURED["packed"], graphs=graphs)
+        for given in LISTS[::-1] * 3:
+            captured.read(given, tasks.MEAN)
+        torch.cuda.synchronize()
+        held, free = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
+        captures = captured.captures
+        for number in range(200):
+            captured.read(LISTS[number % len(LISTS)], tasks.MEAN)
+        assert torch.cuda.memory_allocated() <= held + (1 << 20)
+        assert torch.cuda.mem_get_info()[0] >= free - (64 << 20)
+        assert (captured.captures == captures) == (graphs == 64)
+        captured.close()
+
+
+def test_a_full_memory_in_a_capture_is_told(monkeypatch):
+    captured, plain = engines(CAPTURED["packed"])
+    captured.read(LISTS[0], tasks.MEAN)
+    real = launch.capture
+
+    def full(work, pool=None):
+        def then_full():
+            work()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+
+        return real(then_full, pool)
+
+    monkeypatch.setattr(launch, "capture", full)
+    with pytest.raises(OutOfMemory, match="could not be allocated"):
+        captured.read(LISTS[0], tasks.MEAN)
+    monkeypatch.undo()
+    for _ in range(3):
+        assert_alike(captured.read(LISTS[0], tasks.MEAN).values, plain.read(LISTS[0], tasks.MEAN).values)
+
+
+def test_a_captured_pass_of_few_texts_takes_a_fraction_of_the_host():
+    """12 layers of 768 channels, some 128 tokens: best of many."""
+    encoder = load("bert-base", device="cuda", dtype=torch.float16).encoder
+    words, given, ms = CAPTURED["packed"], of_lengths(60, 20, 40), []
+    for recipe in (words.removesuffix(",cuda_graphs"), words):
+        engine, times = EncoderEngine(encoder, Recipe.parse(recipe, "cuda").parts), []
+        for _ in range(30):
+            begin = perf_counter()
+            engine.read(given, tasks.MEAN)
+            times.append((perf_counter() - begin) * 1e3)
+        ms.append(min(times[3:]))
+    print(f"{ms[0]:.2f} ms launched by Python, {ms[1]:.2f} ms captured")
+    assert ms[1] < ms[0] / 2

@@ -17,7 +17,7 @@ from eet_lab.ops.attention import within_window
 from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, gpu, needs, stream_of
 from eet_lab.ops.cuda.plan import paired_bytes
 from eet_lab.ops.cuda.rotary import NO_ROTATION, is_rotated, rotary, rotation
-from eet_lab.ops.fits import Shapes, refuses
+from eet_lab.ops.fits import Shapes, reads_rows_on_device, refuses
 from eet_lab.ops.types import KV, NO_EXTRAS, Batch, Empty, Extras, Spec
 
 
@@ -85,6 +85,7 @@ def masked_attention(
     return _attend(qkv, kv, batch, spec, extras, mask, empty, dependent, split)
 
 
+@reads_rows_on_device
 @refuses(unfit)
 @needs(*masked_attention.kernels, "stream_attention", "hopper_attention")  # type: ignore[attr-defined]
 def attention(
@@ -247,7 +248,7 @@ def _attend_within(
     _check_heads(qkv, H, G, D)
     if mask is not None:
         check(mask, "mask", qkv.dtype, (B, 1, T // B, T // B))
-    elif _of_rows(batch)[0]:
+    elif batch.keys.padded if batch.spans is None else _of_rows(batch)[0]:
         out.zero_()
     if is_rotated(spec, extras):
         rotary(qkv, batch.positions, spec, extras, dependent=dependent)

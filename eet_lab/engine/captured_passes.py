@@ -1,0 +1,139 @@
+"""An encoder's captured passes: a graph for each size, and room for all of them in one arena."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from eet_lab.engine.tasks import TextTask
+from eet_lab.ops.fits import FEW, has_rows_on_device
+from eet_lab.parts.buckets import Size, blank, by_device, filled
+from eet_lab.parts.passes import Group, Pass
+from eet_lab.parts.staging import sent
+from eet_lab.parts.steps import Replays
+from eet_lab.parts.trace import TracedPass
+
+if TYPE_CHECKING:
+    from eet_lab.engine.encode import EncoderEngine
+
+MOST_TASKS = 8
+"""Tasks whose graphs are kept: a caller may make a new one for each call."""
+
+
+def pass_name(tokens: int, asked: int) -> str:
+    """The same for passes in which ops ask for the same things."""
+    few = min(tokens, FEW + 1), min(asked, FEW + 1)
+    return "encode" if min(few) > FEW else "encode {} tokens, {} asked for".format(*few)
+
+
+class Room(NamedTuple):
+    """The largest passes of a name, all of whose smaller ones need no more memory."""
+
+    size: Size
+    task: TextTask
+    is_typed: bool
+
+
+class CapturedPasses:
+    """The launches of an engine's passes, each in a graph from its second time on.
+
+    Where attention reads rows on the device, a pass is filled up to its bucket, whose graph serves all texts that fall
+    into it; else a graph serves texts of the very same lengths, in the same layout. Passes of more tokens than the
+    launch part says run as they are. A graph holds a pass and its task, so that nothing but its result is read after
+    it, which is copied before the next one is launched.
+    """
+
+    def __init__(self, engine: EncoderEngine) -> None:
+        parts: Any = engine.parts
+        self._engine, self._most, self._graphs = engine, parts.launch.tokens, parts.launch.graphs
+        self._by_bucket = has_rows_on_device(getattr(parts.ops, getattr(parts.attend, "op", ""), None))
+        self._replays: dict[TextTask, Replays] = {}  # the one that was used last is the last
+        self._rooms: dict[str, Room] = {}
+
+    @property
+    def captures(self) -> int:
+        """Passes captured so far, by the graphs of the tasks that are kept."""
+        return sum(replays.captures for replays in self._replays.values())
+
+    def bucket(self, group: Group, task: TextTask) -> Hashable:
+        """The same for passes of other lengths that one graph serves; None: no graph does."""
+        if group.computed_tokens > self._most or not self._by_bucket:
+            return None
+        return Size.of(group).bucket(task.tokens), group.packed, group.is_typed
+
+    def plan(self, groups: Sequence[Group], task: TextTask) -> None:
+        """Memory for all passes; graphs whose memory had to move are void."""
+        memory, generation = self._engine.memory, self._engine.memory.generation
+        if self._by_bucket:
+            self._make_room(groups, task)
+        else:
+            self._engine.plan(groups, task, repeated=True)
+        if memory.generation != generation:
+            for replays in self._replays.values():
+                replays.void()
+
+    def launched(self, group: Group, read: Pass, task: TextTask) -> Tensor:
+        """What the task makes of a pass that is laid out, or will have made: the next launch may overwrite it."""
+        engine = self._engine
+        if group.computed_tokens > self._most:
+            return engine.run(self._name(read, task), sent(read, engine.staging), task)
+        given = read
+        if self._by_bucket:
+            given = by_device(filled(read, Size.of(group).bucket(task.tokens)), group.packed)
+        made = self._replays_of(task)(given)
+        return made[: len(read.sizes) if task.one_each else len(read.asked)]
+
+    def close(self) -> None:
+        """Give graphs back, and their memory."""
+        for replays in self._replays.values():
+            replays.close()
+        self._replays, self._rooms = {}, {}
+
+    def _make_room(self, groups: Sequence[Group], task: TextTask) -> None:
+        """Room grows, so that a pass that has been there, and any smaller one, is neither traced nor placed again."""
+        rooms = dict(self._rooms)
+        for group in groups:
+            size, asked = Size.of(group).bucket(task.tokens), group.num_asked
+            if group.computed_tokens > self._most and asked <= FEW:
+                size = size._replace(asked=asked)
+            name = self._named(size.tokens, size.asked, group.is_typed, task)
+            before = rooms.get(name)
+            rooms[name] = Room(size if before is None else size.joined(before.size), task, group.is_typed)
+        if rooms == self._rooms:
+            return
+        engine = self._engine
+        engine._allocating, self._rooms = "the arena of activations", {}
+        passes = {name: self._traced(name, room) for name, room in rooms.items()}
+        engine.memory.reserve(passes, like=engine.model.position_embedding)
+        self._rooms = rooms
+
+    def _traced(self, name: str, room: Room) -> TracedPass:
+        laid_out: Callable[[], Pass] = partial(blank, room.size, room.is_typed)
+        return self._engine.traced((name, *room.size), laid_out, room.task)._replace(repeated=True)
+
+    def _replays_of(self, task: TextTask) -> Replays:
+        replays = self._replays.pop(task, None)
+        if replays is None:
+            engine = self._engine
+            replays = Replays(
+                lambda given: engine.run(self._name(given, task), given, task),
+                engine.model.device,
+                self._graphs,
+                shown=lambda given: given,
+                frees_first=False,
+            )
+        self._replays[task] = replays
+        while len(self._replays) > MOST_TASKS:
+            self._replays.pop(next(iter(self._replays))).close()
+        return replays
+
+    def _name(self, read: Pass, task: TextTask) -> str:
+        """What memory was planned for such a pass."""
+        return self._named(len(read.batch.ids), len(read.asked), read.types is not None, task)
+
+    def _named(self, tokens: int, asked: int, is_typed: bool, task: TextTask) -> str:
+        name = pass_name(tokens, asked)
+        return f"{name}, {task.name}{', with types' if is_typed else ''}" if self._by_bucket else name

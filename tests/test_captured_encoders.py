@@ -1,0 +1,273 @@
+"""An encoder's captured passes are those that are not; without a GPU, by a recorder of PyTorch's operations."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import test_vision
+import torch
+from device_attention import attention
+from encoders import BODIES, CONFIGS, CONTEXT, V, close, ours, texts
+from test_step_launch import Recorder
+
+from eet_lab.engine import captured_passes, tasks
+from eet_lab.engine.encode import EncoderEngine
+from eet_lab.errors import Cancelled, RecipeError
+from eet_lab.ops import cuda, reference
+from eet_lab.ops.fits import has_rows_on_device
+from eet_lab.parts import Parts, buckets, launch
+from eet_lab.parts.buckets import IDLE, Size, by_device, filled
+from eet_lab.parts.launch import GraphLaunch
+from eet_lab.parts.passes import Batching, Group, Text
+from eet_lab.parts.staging import Staging, sent
+from eet_lab.scheduling.policies import NaivePadding, TokenBudget
+from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
+from eet_lab.serving import live
+from eet_lab.technique import Recipe
+
+RECTANGLES = "pre_padding,mask_removal,memory_reuse"
+PACKED = f"{RECTANGLES},packed_prefill"
+TASKS = {
+    None: tasks.HIDDEN,
+    "pooler": tasks.CLS,
+    "mlm": tasks.MLM,
+    "classes": tasks.CLASSES,
+    "token_classes": tasks.TOKEN_CLASSES,
+}
+"""What is read of a model that has such a head."""
+
+
+def parts(recipe: str = PACKED, on_device: bool = True, **limits) -> Parts:
+    found = replace(Recipe.parse(recipe).parts, launch=GraphLaunch(**limits))
+    return replace(found, ops=replace(found.ops, attention=attention)) if on_device else found
+
+
+def of_lengths(*lengths: int, seed: int = 0) -> list[Text]:
+    """Texts that ask for their first and their last token."""
+    draw = np.random.default_rng(seed)
+    return [Text(draw.integers(5, V, length).tolist(), None, sorted({0, length - 1})) for length in lengths]
+
+
+FULL = (CONTEXT,) * 3 + (IDLE - 3 * CONTEXT,)
+LISTS = {
+    "ragged": texts(),
+    "one": of_lengths(7),
+    "full": of_lengths(*FULL),
+    "one over": of_lengths(*FULL, 1),
+    "many": of_lengths(*[1 + number % 5 for number in range(70)]),
+}
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Captures are recordings."""
+
+    def capture(work, pool):
+        recorder = Recorder()
+        with recorder:
+            work()
+        return recorder
+
+    monkeypatch.setattr(launch, "capture", capture)
+    monkeypatch.setattr(launch, "capturing", nullcontext)
+    monkeypatch.setattr(launch, "new_pool", object)
+
+
+# --- buckets
+
+
+def test_a_bucket_has_room_and_little_more():
+    before = 0
+    for tokens in range(1, 40_000, 7):
+        size = Size(tokens, 3, 2, 3).bucket("first")
+        assert before <= size.tokens < tokens + max(IDLE, tokens / 8) and size.tokens >= tokens
+        assert size.rows >= 3 + -(-(size.tokens - tokens) // IDLE) and size.tokens % IDLE == 0
+        assert size.tokens == Size(size.tokens, 1, 1, 1).bucket("all").tokens, "full ones stay"
+        before = size.tokens
+    assert len({Size(tokens, 1, 1, 1).bucket("all").tokens for tokens in range(1, 16_385)}) == 40
+    assert Size(300, 9, 200, 300).bucket("all") == Size(384, 16, 256, 384)
+    assert Size(300, 40, 20, 40).bucket("first") == Size(384, 64, 128, 64)
+    assert Size(300, 40, 20, 3).bucket("asked").asked == 32 and Size(300, 40, 20, 70).bucket("asked").asked == 128
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("name", LISTS)
+def test_idle_rows_are_behind_a_pass_and_hold_each_token_once(name, packed):
+    given = LISTS[name]
+    group = Group(tuple(range(len(given))), tuple(given), packed)
+    read, size = group.laid_out(), Size.of(group).bucket("asked")
+    found = filled(read, size)
+    batch, T, B = found.batch, len(read.batch.ids), len(given)
+    assert (len(batch.ids), batch.num_rows, batch.max_q, len(found.asked)) == size
+    assert batch.ids[:T].equal(read.batch.ids) and not batch.ids[T:].any() and not batch.positions[T:].any()
+    assert batch.first[:B].equal(read.batch.first) and found.asked[: len(read.asked)].equal(read.asked)
+    owner = torch.full((size.tokens,), -1)
+    for row, (first, count) in enumerate(zip(batch.first.tolist(), batch.count.tolist(), strict=True)):
+        assert (
+            (owner[first : first + count] == -1).all() and count <= size.longest and (first, count) == batch.spans[row]
+        )
+        owner[first : first + count] = row
+    real = batch.columns >= batch.keys.begin[batch.rows]
+    assert owner[real].equal(batch.rows[real]) and (owner[~real] == -1).all() and real[T:].all()
+    hidden = by_device(found, packed).batch
+    assert hidden.spans is None and hidden.keys.spans is None and hidden.keys.padded == (not packed)
+
+
+def test_a_fused_attention_declares_that_it_reads_rows_on_the_device():
+    assert has_rows_on_device(cuda.attention) and not has_rows_on_device(cuda.masked_attention)
+    assert not has_rows_on_device(reference.attention)
+
+
+# --- passes
+
+
+class Filled:
+    """In place of graphs: a pass that is filled up is run as it is."""
+
+    captures = 0
+
+    def __init__(self, work, device, most, *, shown, frees_first):
+        self._work, self._staging = work, Staging(device)
+
+    def __call__(self, given):
+        return self._work(sent(given, self._staging))
+
+    def void(self):
+        pass
+
+    close = void
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"), [*((name, PACKED) for name in CONFIGS), *((name, RECTANGLES) for name in BODIES)]
+)
+def test_passes_of_a_bucket_are_those_of_the_texts(name, recipe, monkeypatch):
+    """Of every family, with each head: ragged, one text, a bucket that is full, and one token more."""
+    monkeypatch.setattr(captured_passes, "Replays", Filled)
+    encoder = ours(name).encoder
+    engine, plain = (EncoderEngine(encoder, p) for p in (parts(recipe), Recipe.parse(recipe).parts))
+    wanted = [TASKS[head] for head in (None, *encoder.config.heads) if head in TASKS]
+    for task in (*wanted, tasks.MEAN, tasks.CLS) if name in BODIES else wanted[1:]:
+        for given in map(LISTS.__getitem__, ("ragged", "one", "full", "one over")):
+            got, exact = (each.read(given, task).values for each in (engine, plain))
+            assert len(got) == len(exact)
+            for mine, theirs in zip(got, exact, strict=True):
+                close(mine, theirs)
+
+
+def test_token_types_stay_with_their_tokens(monkeypatch):
+    monkeypatch.setattr(captured_passes, "Replays", Filled)
+    given = [text._replace(types=[number % 2 for number in range(len(text.ids))]) for text in texts()]
+    engine, plain = (EncoderEngine(ours("bert").encoder, p) for p in (parts(), Recipe.parse(PACKED).parts))
+    for _ in range(2):
+        for each in (given, texts()):  # the bucket of those without types is another
+            for got, exact in zip(*(e.read(each, tasks.HIDDEN).values for e in (engine, plain)), strict=True):
+                close(got, exact)
+
+
+@pytest.mark.parametrize("recipe", [PACKED, RECTANGLES])
+def test_a_graph_serves_all_texts_of_its_bucket(recorded, recipe):
+    """One after the other, of other lengths; what a caller has got stays."""
+    lists = [of_lengths(9, 3, 20, 5, seed=1), of_lengths(30, 2, seed=2), of_lengths(1, 1, 2, 8, 9, seed=3)]
+    for task in (tasks.MEAN, tasks.HIDDEN, tasks.CLS):
+        engine, plain = (EncoderEngine(ours("bert").encoder, p) for p in (parts(recipe), Recipe.parse(recipe).parts))
+        found = [(engine.read(given, task).values, plain.read(given, task).values) for given in lists * 3]
+        assert engine.captures == 1 and len({engine.bucket(given, task) for given in lists}) == 1
+        for got, exact in found:
+            for mine, theirs in zip(got, exact, strict=True):
+                close(mine, theirs)
+
+
+def test_buckets_join_in_one_run_and_graphs_go_with_their_memory(recorded):
+    """A larger pass moves the arena: graphs are captured again, in its place; of too many the oldest go."""
+    engine = EncoderEngine(ours("bert").encoder, parts(tokens=300, graphs=2))
+    plain = EncoderEngine(ours("bert").encoder, Recipe.parse(PACKED).parts)
+
+    def check(lengths, batching, task=tasks.MEAN):
+        given = of_lengths(*lengths, seed=len(lengths))
+        close(engine.read(given, task, batching).values, plain.read(given, task, batching).values)
+
+    small, large = Batching(100), Batching(1000)
+    for _ in range(3):
+        check([7, 40, 9], small)
+    assert engine.captures == 1
+    held = engine.activation_bytes
+    check([20, 9, 8], small)
+    assert engine.captures == 1 and engine.activation_bytes == held
+    check([40] * 5 + [3] * 9, large)  # 227 tokens: another bucket, and more room
+    assert engine.activation_bytes > held and engine.captures == 1
+    for _ in range(2):
+        check([40] * 5 + [3] * 9, large)
+        check([7, 40, 9], small)
+    assert engine.captures == 3, "one of the larger bucket, and one again"
+    check([40] * 8 + [3] * 9, large)  # 347 tokens are more than are captured
+    check([40] * 8 + [3] * 9, Batching(200))  # several passes, some of which are
+    for number in range(1, 4):
+        for _ in range(3):
+            check([3] * 40 * number, large)
+    assert all(len(replays._kept) <= 2 for replays in engine._captured._replays.values())
+    engine.close()
+    assert engine.captures == engine.activation_bytes == 0
+    check([7, 40, 9], small)
+
+
+@pytest.mark.parametrize("recipe", ["memory_reuse", "pre_padding,memory_reuse", RECTANGLES, PACKED])
+def test_other_attention_has_a_graph_for_each_list_of_lengths(recorded, recipe):
+    engine = EncoderEngine(ours("roberta").encoder, parts(recipe, on_device=False))
+    exact = EncoderEngine(ours("roberta").encoder, Recipe.parse(recipe).parts)
+    found = [(of_lengths(14, 4, seed=seed), of_lengths(9, 3, 3, seed=seed)) for seed in range(3)]
+    for lists in found:
+        for given in lists:
+            close(engine.read(given, tasks.MEAN).values, exact.read(given, tasks.MEAN).values)
+    assert engine.captures == (4 if recipe == "memory_reuse" else 2) and engine.bucket(found[0][0], tasks.MEAN) is None
+
+
+def test_a_captured_run_can_be_stopped(recorded):
+    stop, engine = threading.Event(), EncoderEngine(ours("bert").encoder, parts())
+    for _ in range(2):
+        engine.read(texts(), tasks.MEAN, Batching(20))
+    with pytest.raises(Cancelled, match="stopped"):
+        engine.read(texts(), tasks.MEAN, Batching(20), progress=lambda *told: stop.set(), cancel=stop)
+    assert len(engine.read(texts(), tasks.MEAN).values) == len(texts())
+
+
+def test_parts_that_would_capture_nothing_are_told():
+    with pytest.raises(RecipeError, match="captures|capture passes of texts, and this encoder reads images"):
+        EncoderEngine(test_vision.ours("classes").encoder, parts(on_device=False))
+    with pytest.raises(RecipeError, match="change launch, which an encoder does not use"):
+        EncoderEngine(ours("bert").encoder, replace(Parts(), launch=lambda decode, longest: decode))
+    with pytest.raises(RecipeError, match="captures passes of texts, and this model reads images"):
+        Recipe.parse("memory_reuse,cuda_graphs").check("cuda", test_vision.ours("classes").config)
+
+
+def test_a_bucket_is_traced_once(recorded):
+    """Planning a pass that has been there takes the host no trace, whatever came between."""
+    engine = EncoderEngine(ours("bert").encoder, parts())
+    lists = [of_lengths(*[3] * number) for number in (90, 60, 40, 9)]
+    for given in lists * 2:
+        engine.read(given, tasks.MEAN)
+    traced = engine.memory._num_traced
+    for given in lists * 2:
+        engine.read(given, tasks.MEAN)
+    assert engine.memory._num_traced == traced
+    assert buckets.blank(Size(256, 8, 128, 32), True).batch.max_kv == 128
+
+
+@pytest.mark.parametrize("policy", [NaivePadding(max_rows=8), TokenBudget(max_rows=8)])
+def test_what_a_policy_may_run_is_captured_before_it_is_served(recorded, policy):
+    """The largest first, so that no graph loses its memory to another."""
+    traffic = make_traffic(40, Gamma(50.0), Uniform(2, 39), Uniform(1, 1), seed=1)
+    engine = EncoderEngine(ours("bert").encoder, parts(PACKED if policy.is_packed else RECTANGLES))
+    live.warm_up(ours("bert"), engine, traffic, policy)
+    captures, held = engine.captures, engine.activation_bytes
+    assert captures == len(engine._captured._replays[tasks.MEAN]._kept) > 1
+    for begin in range(0, 40, 8):
+        engine.read(of_lengths(*traffic.lengths[begin : begin + 8].tolist()), tasks.MEAN)
+    assert (engine.captures, engine.activation_bytes) == (captures, held)
+    plain = EncoderEngine(ours("bert").encoder, Recipe.parse(PACKED).parts)
+    live.warm_up(ours("bert"), plain, traffic, policy)
+    assert plain.captures == 0 and plain.bucket(texts(), tasks.MEAN) is None
