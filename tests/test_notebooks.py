@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from nbmake.nb_run import NotebookRun
 
 from eet_lab.technique import known, listed
 
@@ -30,6 +29,8 @@ def reader_away(monkeypatch, tmp_path):
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path, reader_away):
+    from nbmake.nb_run import NotebookRun  # 2 s, which other workers need not spend
+
     result = NotebookRun(path, default_timeout=100).execute()
     assert result.error is None, result.error.trace
     outputs = [output for cell in result.nb.cells for output in cell.get("outputs", [])]

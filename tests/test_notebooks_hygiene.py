@@ -6,7 +6,6 @@ import json
 import subprocess
 from pathlib import Path
 
-import nbformat
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("*.ipynb"))
@@ -23,6 +22,8 @@ def committed(path: Path) -> str:
 
 def faults(notebook: dict) -> list[str]:
     """What keeps a notebook from being committed."""
+    import nbformat  # it takes 2 s
+
     found = []
     try:
         nbformat.validate(notebook)

@@ -29,6 +29,8 @@ def main() -> None:
             return
         line += byte
     threading.Thread(target=_end_with_the_launcher, daemon=True).start()
+    # jsonschema does without: it would make a grammar of all internationalized addresses, in 2 s, and nobody gives one.
+    sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
     from jupyterlab.labapp import LabApp  # type: ignore[import-untyped]
 
     sys.argv[:] = ["jupyter-lab"]
