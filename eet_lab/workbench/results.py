@@ -246,8 +246,13 @@ class Results:
         if self.opened is not None:
             self.opened = self.opened.named({row.id: row for row in rows})
         self._sheet.show(self._subject())
-        shown = self.opened.id if self.opened else self._id
+        shown = self._shown
         self._page.runs.show(runs_state(rows, self._ticked, shown, self.history, self.said, busy, self._pages))
+
+    @property
+    def _shown(self) -> str:
+        """The id of the kept run that is open, else of the newest result."""
+        return self.opened.id if self.opened else self._id
 
     def _subject(self) -> SheetContent:
         """What the answer is about: the kept run that is open, else the newest result or what is known of it."""
@@ -295,7 +300,8 @@ class Results:
     def _delete(self, id: str) -> None:
         name = next((row.label for row in self.history.rows() if row.id == id), "")
         self.history.delete(id)
-        self.said = f"Deleted: {name}." if name else ""
+        still = " It is shown until the next result, and no longer kept." if id == self._id == self._shown else ""
+        self.said = f"Deleted: {name}.{still}" if name else ""
         self._ticked = [each for each in self._ticked if each != id]
         if self.opened and self.opened.id == id:
             self.close_run()

@@ -61,7 +61,9 @@ def test_a_row_is_renamed_exported_replayed_and_deleted_and_what_is_shown_stays(
     do(bench, c.Replay(kept))
     assert shown(bench, "answer")["tab"] == "race" and bench.controller.page.race.race["begin"]
     do(bench, c.Delete(kept))
-    assert shown(bench, "runs")["said"].startswith("Deleted: mine, "), "nothing is said of files that are gone"
+    said = shown(bench, "runs")["said"]
+    assert said.startswith("Deleted: mine, "), "nothing is said of files that are gone"
+    assert said.endswith("It is shown until the next result, and no longer kept.") and bench.result is not None
     assert not bench.controller.results.opened and bench.controller.page.race.race == {}
     assert kept not in [row["id"] for row in shown(bench, "runs")["rows"]]
     do(bench, c.TakeTimeline(), c.Export("", "csv"), c.Export("", "trace"))
@@ -72,7 +74,11 @@ def test_a_row_is_renamed_exported_replayed_and_deleted_and_what_is_shown_stays(
     do(bench, c.Upload(name, b64encode(files[name]).decode()))
     again = next(row["id"] for row in shown(bench, "runs")["rows"] if row["shown"])
     assert set(bench.controller.results.history.open(again)[1]) == {"monitor", "timeline"}
-    do(bench, c.OpenRun(again), c.Delete(again), c.OpenRun(again))
+    do(bench, c.Run(), c.OpenRun(again), c.Delete(bench.controller.results._id))
+    assert "shown" not in shown(bench, "runs")["said"], "another is"
+    do(bench, c.Delete(again))
+    assert shown(bench, "runs")["said"].startswith("Deleted: ") and "shown" not in shown(bench, "runs")["said"]
+    do(bench, c.OpenRun(again))
     assert "no longer kept" in errors(bench)
 
 
