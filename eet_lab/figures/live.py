@@ -13,7 +13,7 @@ import ipywidgets as W
 import numpy as np
 import traitlets as T
 
-from eet_lab.figures.script import BaseScript, Shared, compact, style
+from eet_lab.figures.script import BaseScript, Shared, compact, script, style
 from eet_lab.models.transcript import Decode, Transcript
 
 HERE = Path(__file__).parent
@@ -123,7 +123,7 @@ class StripCharts:
 class TokenStream(anywidget.AnyWidget):
     """Panes of streamed text. Text is set as text, never as HTML, so a model cannot write markup into the page."""
 
-    _esm = compact(HERE / "token_stream.js")
+    _esm = script("Make", "TokenStream")
     _css = style("TokenStream")
     snapshot = T.Unicode("{}").tag(sync=True)
 

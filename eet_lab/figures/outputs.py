@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from functools import cache
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -18,9 +17,8 @@ import plotly.graph_objects as go
 import plotly.io as pio
 from IPython.display import HTML, display
 
-from eet_lab.figures.script import compact
+from eet_lab.figures.script import script, style
 
-HERE = Path(__file__).parent
 PLOTLY = "application/vnd.plotly.v1+json"
 # `responsive` lets plotly.js take the height of what it stands in. Only a FigureBox has one of its own: in a cell's
 # output, which is as high as its content, the figure would shrink to nothing.
@@ -55,7 +53,7 @@ def show(fig: go.Figure) -> None:
 @cache
 def stylesheet() -> str:
     """What a figure needs of the page it stands in, as a <style> element; each figure of a notebook brings it."""
-    return f"<style>{compact(HERE / 'figure.css')}</style>"
+    return f"<style>{style('Figure')}</style>"
 
 
 def rendered(thing: Any, **config: Any) -> dict[str, Any]:
@@ -118,4 +116,4 @@ class FigureBox(W.VBox):
 class _Keeper(anywidget.AnyWidget):
     """Tells plotly.js, which listens to the window alone, that the box it stands in has become wider or narrower."""
 
-    _esm = compact(HERE / "figure_keeper.js")
+    _esm = script("FigureKeeper")

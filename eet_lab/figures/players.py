@@ -14,7 +14,7 @@ import traitlets as T
 from eet_lab.bench import Measurement
 from eet_lab.bench.measured import tokens_by_step
 from eet_lab.figures import theme
-from eet_lab.figures.script import compact, style
+from eet_lab.figures.script import compact, script, style
 from eet_lab.figures.serving import LINES
 from eet_lab.models.transcript import Decode, Transcript
 from eet_lab.scheduling.served import Served
@@ -28,7 +28,7 @@ COLORS = {"prompts": theme.SELECTION, "decodes": theme.GAIN, "waste": theme.BASE
 class Race(anywidget.AnyWidget):
     """Lanes side by side with pause, scrub and one speed for all. `lanes` is plain data, so a reload shows it again."""
 
-    _esm = compact(HERE / "player.js", HERE / "race.js")
+    _esm = script("Make", "Player", "Race")
     _css = style("Player", "Race")
     race = T.Dict().tag(sync=True)
 
@@ -61,7 +61,7 @@ class ServingFilm(anywidget.AnyWidget):
     `film` is plain data, so a page that is reloaded shows it again, and it plays when the kernel is gone.
     """
 
-    _esm = compact(HERE / "words.js", HERE / "player.js", HERE / "serving_film.js")
+    _esm = script("Make", "Player", module=compact(HERE / "words.js", HERE / "serving_film.js"))
     _css = style("Player", "ServingFilm")
     film = T.Dict().tag(sync=True)
 

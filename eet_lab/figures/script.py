@@ -1,13 +1,16 @@
-"""A script that several widgets share: it stands once in a page's state, and so in a saved notebook."""
+"""Scripts and styles of widgets. A shared one stands once in a page's state, and so in a saved notebook."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import anywidget
 import ipywidgets as W
 import traitlets as T
+
+HERE = Path(__file__).parent
 
 
 def compact(*paths: Path) -> str:
@@ -15,17 +18,29 @@ def compact(*paths: Path) -> str:
 
     They stand in each saved notebook with a widget's state. Styles have no comments, nor spaces beside their marks.
     """
-    texts = ((path, path.read_text(encoding="utf-8")) for path in paths)
-    small = (_small_style(text) if path.suffix == ".css" else text for path, text in texts)
-    lines = (line.strip() for text in small for line in text.splitlines())
-    return "\n".join(line for line in lines if line and not line.startswith("//"))
+    return "\n".join(_compact(path.read_text(encoding="utf-8"), path.suffix) for path in paths)
 
 
 def style(*sections: str) -> str:
     """Sections of widgets.css as `compact` writes styles: a saved notebook has the rules of its widgets and no more."""
-    _, *parts = re.split(r"/\* (\w+):.*\n", (Path(__file__).parent / "widgets.css").read_text(encoding="utf-8"))
+    return _sections(".css", sections)
+
+
+def script(*sections: str, module: str = "") -> str:
+    """Sections of widgets.js with `module` behind them, which else renders the widget of the last section."""
+    return f"{_sections('.js', sections)}\n{module or f'export default {{ render: render{sections[-1]} }};'}"
+
+
+def _sections(kind: str, names: Sequence[str]) -> str:
+    _, *parts = re.split(r"/\* (\w+):.*\n", HERE.joinpath(f"widgets{kind}").read_text(encoding="utf-8"))
     found = dict(zip(parts[::2], parts[1::2], strict=True))
-    return "".join(_small_style(found[name]) for name in sections)
+    return _compact("".join(found[name] for name in names), kind)
+
+
+def _compact(text: str, kind: str) -> str:
+    small = _small_style(text) if kind == ".css" else text
+    lines = (line.strip() for line in small.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
 def _small_style(text: str) -> str:
@@ -51,7 +66,7 @@ class Shared(anywidget.AnyWidget):
     All views of a widget share what the script remembers.
     """
 
-    _esm = compact(Path(__file__).parent / "load.js")
+    _esm = script("Shared")
     base = T.Instance(BaseScript).tag(sync=True, **W.widget_serialization)
     source = T.Unicode().tag(sync=True)
 

@@ -1,4 +1,4 @@
-// Policies on one traffic, each a lane, played on one clock. words.js and player.js stand in front of this module.
+// Policies on one traffic, each a lane, played on one clock. widgets.js has the player, which stands in front.
 
 const VIEW_S = 8; // seconds of the reader's time that are in view
 const STRIDE = 6; // numbers of a pass: begin, end, decode tokens, prompt tokens, pads, rows

@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -17,10 +16,8 @@ from plotly.subplots import make_subplots
 from eet_lab.errors import EETError, name_in_words
 from eet_lab.figures import outputs
 from eet_lab.figures.outputs import Figure
-from eet_lab.figures.script import compact
+from eet_lab.figures.script import style
 from eet_lab.words import plain
-
-HERE = Path(__file__).parent
 
 BASELINE = "#8a94a6"
 SELECTION = "#3b82f6"
@@ -28,7 +25,7 @@ GAIN = "#0e9f6e"
 LOSS = "#ef4444"
 SERIES = (SELECTION, "#d97706", GAIN, "#a855f7", "#ec4899", "#0891b2", "#96550f", "#65a30d", "#dc2626")
 
-# Figures are static and do not know the page's theme, so they use what reads on white and on black; figure.css, which
+# Figures are static and do not know the page's theme, so they use what reads on white and on black; widgets.css, which
 # knows this ink, gives text in it the page's own colour.
 INK = "#70757f"
 GRID = "rgba(125, 133, 144, 0.22)"
@@ -55,7 +52,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 @cache
 def stylesheet() -> str:
     """The style sheet of widgets and figures as a <style> element."""
-    return f"<style>{compact(HERE / 'theme.css')}</style>{outputs.stylesheet()}"
+    return f"<style>{style('Theme')}</style>{outputs.stylesheet()}"
 
 
 AXIS = {

@@ -16,8 +16,7 @@ import ipywidgets as W
 
 from eet_lab.errors import Cancelled, EETError, did_you_mean
 from eet_lab.figures.script import all_widgets
-from eet_lab.workbench.background import Answer, Background, drained
-from eet_lab.workbench.ui_thread import UiThread
+from eet_lab.workbench.threads import Answer, Background, UiThread, drained
 
 STOP = "stop"
 

@@ -17,7 +17,6 @@ from eet_lab.progress import Cancel
 from eet_lab.workbench import commands as c
 from eet_lab.workbench import engine_thread as e
 from eet_lab.workbench import jobs
-from eet_lab.workbench.background import Background
 from eet_lab.workbench.choices import Choices, State
 from eet_lab.workbench.engine_thread import EngineThread, Work
 from eet_lab.workbench.forecast import NO_FORECAST, Fits
@@ -28,12 +27,11 @@ from eet_lab.workbench.memory import QUESTION as PLANNERS
 from eet_lab.workbench.page import Page
 from eet_lab.workbench.results import QUESTION as KEPT
 from eet_lab.workbench.results import Results
-from eet_lab.workbench.serving_controller import JOBS, Either, ServingController, ServingTab
 from eet_lab.workbench.serving_jobs import ModelWork
-from eet_lab.workbench.ui_thread import TICK_S
+from eet_lab.workbench.serving_view import JOBS, Either, ServingController, ServingTab
+from eet_lab.workbench.threads import TICK_S, Background
 from eet_lab.workbench.views import bar
-from eet_lab.workbench.views.inputs import inputs_state
-from eet_lab.workbench.views.techniques import techniques_state
+from eet_lab.workbench.views.chosen import inputs_state, techniques_state
 
 SETTLE_S = 2.5
 """A page that opens has asked for every view's state, and listens to changes, within this time."""

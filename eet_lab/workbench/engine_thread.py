@@ -16,8 +16,8 @@ from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import StepEvent
 from eet_lab.errors import Cancelled
 from eet_lab.threads import num_cpu_threads
-from eet_lab.workbench.background import drained
 from eet_lab.workbench.memory import RunMemory
+from eet_lab.workbench.threads import drained
 
 THREAD_NAME = "eet-engine"
 PATIENCE_S = 10.0

@@ -13,8 +13,8 @@ from eet_lab.figures.memory_bar import ARENA, FREE, KV, OTHERS, SPARE, WEIGHTS, 
 from eet_lab.models import Model
 from eet_lab.monitor import free_bytes_of
 from eet_lab.words import counted, sized
-from eet_lab.workbench.background import Answer, Background
 from eet_lab.workbench.choices import State
+from eet_lab.workbench.threads import Answer, Background
 
 QUESTION = "forecast"
 PATIENCE_S = 0.3

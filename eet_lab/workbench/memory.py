@@ -15,7 +15,7 @@ from eet_lab.memory import DriverCalls, Plan, one_after_the_other
 from eet_lab.memory.replays import Placed, side_by_side
 from eet_lab.parts.kv_cache import KVCache
 from eet_lab.words import counted, sized
-from eet_lab.workbench.background import Answer, Background
+from eet_lab.workbench.threads import Answer, Background
 
 BOTH = "both"
 PASSES = ("prefill", "decode", BOTH)

@@ -16,7 +16,6 @@ from eet_lab.models import Model
 from eet_lab.technique import Recipe
 from eet_lab.words import sized
 from eet_lab.workbench import commands as c
-from eet_lab.workbench.background import Answer, Background
 from eet_lab.workbench.engine_thread import Work
 from eet_lab.workbench.history import History
 from eet_lab.workbench.jobs import BASELINE, Job
@@ -25,6 +24,7 @@ from eet_lab.workbench.opened import Opened, Setup, SideBySide
 from eet_lab.workbench.page import Page
 from eet_lab.workbench.rows import KeptRun, Result, Stamp
 from eet_lab.workbench.sheet import Sheet, SheetContent
+from eet_lab.workbench.threads import Answer, Background
 from eet_lab.workbench.views import answer
 from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, packed, runs_state
 

@@ -1,28 +1,255 @@
-"""The serving view: choose traffic and policies, and watch batches form on a simulator in warped time.
+"""The serving page, alone or in the workbench: it simulates in warped time, measures and serves, one thing at a time.
 
-The background thread simulates; the page plays the film by itself.
+Only the ui thread calls its controller; the background thread simulates; the page plays the film by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import plotly.graph_objects as go
 
+from eet_lab.errors import CostError, EETError
+from eet_lab.figures.script import all_widgets
+from eet_lab.figures.serving import batches, cost_surface, latency_against_load, simulated_beside_measured
 from eet_lab.models import Model, load
-from eet_lab.progress import Cancel
+from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.cost import CostTable, DecoderCost, EncoderCost
 from eet_lab.scheduling.cost_files import load_cost
 from eet_lab.scheduling.served import Served
+from eet_lab.serving.live import Look
 from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
-from eet_lab.workbench.actions import ActionView
-from eet_lab.workbench.serving_controller import ServingController
-from eet_lab.workbench.serving_jobs import Asked, Measured, ModelWork, usual_policies
+from eet_lab.words import visible
+from eet_lab.workbench.actions import ActionController, ActionView
+from eet_lab.workbench.engine_thread import Finished
+from eet_lab.workbench.page import Page
+from eet_lab.workbench.serving_jobs import (
+    Asked,
+    Measured,
+    ModelWork,
+    RunOnModel,
+    against_load,
+    measure,
+    serving,
+    simulated,
+    usual_policies,
+)
+from eet_lab.workbench.serving_page import ServingPage
+from eet_lab.workbench.threads import Answer, Background
+
+WORK: dict[str, Callable[..., Any]] = {"simulate": simulated, "loads": against_load}
+ON_MODEL = ("measure", "serve")
+"""What needs the model, and the thread that may run it."""
+ORDER = ("agreement", "batches", "loads", "table")
+"""The order of figures: what was asked for last is rarely the table."""
+SHOWN_PASSES = 60
+"""Passes that the kept figure has in view, around the longest queue: boxes of more are too narrow to read."""
+LOOKS = 2000
+
+
+class ServingController(ActionController):
+    """The page, the cost table, and what came of them.
+
+    `put` is called with an action by the page's buttons, on any thread. Simulations are asked of `background`;
+    `on_model` does what needs the model, and None is a page without one.
+    """
+
+    BEGUN: ClassVar[Mapping[str, str]] = {
+        "simulate": "Simulating …", "loads": "Simulating …", "measure": "Measuring …", "serve": "Serving …"
+    }  # fmt: skip
+    QUESTION: ClassVar[str] = "serving"
+
+    def __init__(
+        self,
+        asked: Asked,
+        table: CostTable,
+        put: Callable[[str], None],
+        background: Background,
+        on_model: RunOnModel | None = None,
+    ) -> None:
+        super().__init__(background)
+        self.table = table
+        self.results: dict[str, Served] = {}
+        self.measured: dict[str, Measured] = {}
+        """What was served for real, by the name of the policy."""
+        self.figures: dict[str, go.Figure] = {}
+        self.page = ServingPage(asked, table, put, with_model=on_model is not None)
+        self._on_model = on_model
+        self._is_own = False  # the table was measured here, not given
+        self._look: Look | None = None
+        self._loads: tuple[Asked, Any] | None = None
+
+    def stop(self) -> None:
+        """Let what goes on end, and the film."""
+        super().stop()
+        self.page.film.stop()
+
+    def tick(self) -> None:
+        super().tick()
+        look, self._look = self._look, None
+        if look is not None and self.busy:
+            self.page.live.push(look)
+
+    def finish(self, value: Any, error: BaseException | None) -> None:
+        """The same for work that `on_model` was given: it is the newest, since nothing begins beside it."""
+        if self._pending is not None:
+            self.take(Answer(self.QUESTION, self._pending[0], value, error))
+
+    def _ask(self, action: str, number: int, asked: Asked, cancel: threading.Event) -> None:
+        if action in WORK:
+            self._background.ask(self.QUESTION, number, self._simulation(action, asked, cancel))
+            return
+        if self._on_model is None:
+            raise EETError("There is no model to run. Open the view with one: ServingView(model='demo').")
+        if action == "serve" and not self._is_own:
+            raise CostError(
+                f"The cost table is an example, of {visible(self.table.source.model)}: there is nothing of this "
+                "model to simulate beside. Press Measure this model first."
+            )
+        work = measure if action == "measure" else serving(asked, self.table, self._take_look)
+        self._on_model(action, number, work, cancel)
+        if action == "serve":
+            self.page.live.clear()
+
+    def _simulation(self, action: str, asked: Asked, cancel: threading.Event) -> Callable[[], Any]:
+        work, table = WORK[action], self.table
+        return lambda: work(asked, table, self.progress, cancel)
+
+    def _take_look(self, look: Look) -> None:
+        """The newest look is drawn in the next turn; it is called on the thread that serves."""
+        self._look = look
+
+    def _show(self, action: str, asked: Asked, value: Any) -> None:
+        told = asked.in_words(self.table)
+        if action == "loads":
+            self._loads = asked, value
+        elif action == "measure":
+            self._put_table(value)
+        elif action == "serve":
+            self.measured[value.policy] = value
+            title = f"Simulated beside measured, {value.policy} on {value.served.source}: {told}"
+            self.figures["agreement"] = simulated_beside_measured(value.compared, title)
+        else:
+            self.results = value
+            self.figures["batches"] = batches(value, f"Around the longest queue: {told}", _busiest(value))
+            self.page.film.show(value, told)
+        if self._loads is not None:
+            self.figures["loads"] = self._against_load(*self._loads)
+        served = {f"{name}, measured": each.served for name, each in self.measured.items()}
+        self.figures = {name: self.figures[name] for name in ORDER if name in self.figures}
+        self.page.show(self.results | served, self.figures, self.measured)
+
+    def _put_table(self, table: CostTable) -> None:
+        """From now on this model's own times count; what was simulated over others is taken down."""
+        self.table, self.results, self.measured, self._loads = table, {}, {}, None
+        self._is_own = True
+        self.page.film.stop()
+        self.page.put_table(table, is_example=False)
+        surface = cost_surface(table, f"What a pass takes, measured: {table.source.model}")
+        self.figures = {"table": surface}
+
+    def _against_load(self, asked: Asked, points: Any) -> go.Figure:
+        title = f"Latency against load (solid p99, dotted p50): {asked.in_words(self.table)}"
+        return latency_against_load(points, title, measured={n: [each.point] for n, each in self.measured.items()})
+
+
+def _busiest(runs: dict[str, Served]) -> tuple[float, float]:
+    """The time around the longest queue, in which the run with the most passes has SHOWN_PASSES of them."""
+    looks = np.linspace(0.0, max(float(each.passes.end_ms[-1]) for each in runs.values()), LOOKS)
+    middle = float(looks[np.argmax(np.max([each.queued(looks) for each in runs.values()], axis=0))])
+    passes = max((each.passes for each in runs.values()), key=len)
+    last = len(passes) - 1
+    first = int(np.clip(np.searchsorted(passes.begin_ms, middle) - SHOWN_PASSES // 2, 0, max(last - SHOWN_PASSES, 0)))
+    return float(passes.begin_ms[first]), float(passes.end_ms[min(first + SHOWN_PASSES, last)])
+
 
 EXAMPLES = {"generate": "demo-cpu", "encode": "bert-base-cpu"}
 """The table of a model that was not measured yet."""
+LENGTHS, ANSWERS, REQUESTS = "8-64", "4-32", 60
+"""Requests that any model here has room for; a CPU serves so many in seconds."""
+JOBS = {"measure": "cost_table", "serve": "serving"}
+"""What the engine thread calls them."""
+
+
+@dataclass(frozen=True)
+class Either:
+    """Set once one of the two is."""
+
+    first: Cancel
+    second: Cancel
+
+    def is_set(self) -> bool:
+        return self.first.is_set() or self.second.is_set()
+
+
+class ServingTab:
+    """Made when it is first shown, since few ask for it and a page is to open soon. For the ui thread."""
+
+    def __init__(self, page: Page, put: Callable[[str], None], background: Background, on_model: RunOnModel) -> None:
+        self._page, self._put, self._background, self._on_model = page, put, background, on_model
+        self.controller: ServingController | None = None
+        self.shown = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether something of it goes on."""
+        return self.controller is not None and self.controller.busy
+
+    def show(self, on: bool) -> None:
+        """Show it in place of runs and results, or take it away; what goes on goes on."""
+        if on and self.controller is None:
+            table = load_cost(EXAMPLES["generate"])  # a decoder, as all models of a workbench are
+            asked = Asked(usual_policies(table), lengths=LENGTHS, new_tokens=ANSWERS, requests=REQUESTS)
+            self.controller = ServingController(asked, table, self._put, self._background, self._on_model)
+            self._page.put_serving(self.controller.page.box)
+        self.shown = on
+        self._page.serving(on)
+
+    def press(self, action: str) -> None:
+        """What a button of it asks for. EETError for what is none."""
+        if self.controller is not None:
+            self.controller.press(action)
+
+    def progress(self, told: Progress) -> Progress:
+        """Progress that the bar and this page show."""
+        assert self.controller is not None
+        own = self.controller.progress
+
+        def both(done: int, total: int, what: str = "") -> None:
+            told(done, total, what)
+            own(done, total, what)
+
+        return both
+
+    def turn(self) -> None:
+        """Show how far it is."""
+        if self.controller is not None:
+            self.controller.tick()
+
+    def answered(self, answer: Answer) -> None:
+        """A simulation is done."""
+        if self.controller is not None:
+            self.controller.take(answer)
+
+    def finished(self, event: Finished) -> bool:
+        """Take what the engine thread did for this page; whether it was that."""
+        if event.name not in JOBS.values() or self.controller is None:
+            return False
+        self.controller.finish(event.value, event.error)
+        return True
+
+    def close(self) -> None:
+        """Take the widgets down."""
+        if self.controller is not None:
+            self.controller.stop()
+            for widget in all_widgets(self.controller.page.box):
+                widget.close()
 
 
 class ServingView(ActionView):

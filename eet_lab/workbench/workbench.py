@@ -26,7 +26,7 @@ from eet_lab.workbench.choices import State
 from eet_lab.workbench.controller import Controller
 from eet_lab.workbench.history import FOLDER, History
 from eet_lab.workbench.rows import Result
-from eet_lab.workbench.ui_thread import UiThread
+from eet_lab.workbench.threads import UiThread
 
 ACTIONS = {name: commands.COMMANDS[name] for name in ("run", "compare", "ladder", "stop")}
 

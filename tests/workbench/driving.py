@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 from eet_lab.workbench import Workbench
-from eet_lab.workbench.background import Answer, Background
 from eet_lab.workbench.commands import Command
 from eet_lab.workbench.history import History
 from eet_lab.workbench.rows import KeptRun
+from eet_lab.workbench.threads import Answer, Background
 
 PROMPTS = ["5 6 7", "8 9 10 11 12 13"]
 

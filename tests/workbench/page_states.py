@@ -17,7 +17,7 @@ from eet_lab.technique import Recipe, Technique, knob, names_in_all, registry
 from eet_lab.workbench import Workbench
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.history import SHIPPED
-from eet_lab.workbench.views.techniques import knobs_state
+from eet_lab.workbench.views.chosen import knobs_state
 from workbench.driving import do, turn_until
 
 State = dict[str, Any]

@@ -7,7 +7,7 @@ import time
 
 from eet_lab.workbench import Workbench
 from eet_lab.workbench import commands as c
-from eet_lab.workbench.background import Background
+from eet_lab.workbench.threads import Background
 from workbench.driving import answers, do, turn, turn_until
 
 

@@ -15,6 +15,7 @@ from eet_lab.figures import outputs, plot, theme
 from eet_lab.figures.ladder import OwnTime, effects
 from eet_lab.figures.live import SCRIPT
 from eet_lab.figures.outputs import PLOTLY, Figure, FigureBox, rendered
+from eet_lab.figures.script import style
 from eet_lab.paths import PACKAGE
 from eet_lab.words import brief, ms_words
 from eet_lab.workbench.history import SHIPPED
@@ -211,7 +212,7 @@ def test_nothing_in_the_toolbar_sends_a_chart_away() -> None:
 @pytest.mark.parametrize("stem", [path.stem for path in sorted(SHIPPED.glob("*.json"))])
 def test_text_in_figures_is_in_the_ink_that_follows_the_page(stem: str) -> None:
     result: Comparison | Ladder = recorded(stem)
-    css = (PACKAGE / "figures" / "figure.css").read_text(encoding="utf-8")
+    css = style("Figure")
     red, green, blue = (int(theme.INK[i : i + 2], 16) for i in (1, 3, 5))
     assert f"rgb({red}, {green}, {blue})" in css
     figs = plot(result, "all")
@@ -226,7 +227,7 @@ def test_text_in_figures_is_in_the_ink_that_follows_the_page(stem: str) -> None:
 
 def test_words_have_a_contrast_of_4_5_on_both_themes() -> None:
     """The tokens as they are read on the cards of JupyterLab's two themes, tinted by a tenth of themselves."""
-    css = (PACKAGE / "figures" / "theme.css").read_text(encoding="utf-8")
+    css = (PACKAGE / "figures" / "widgets.css").read_text(encoding="utf-8")
     light, dark = re.findall(r"\{ (--eet-accent[^}]*)\}", css)
     for rule, paper in ((light, "#ffffff"), (dark, "#212121")):
         for token, color in re.findall(r"(--eet-(?:accent|good|warn|bad|dim)): (#[0-9a-f]{6})", rule):

@@ -10,8 +10,8 @@ from eet_lab.bench.fit import CompareForecast, Forecasts
 from eet_lab.engine.forecast import Forecast
 from eet_lab.workbench import Workbench
 from eet_lab.workbench import commands as c
-from eet_lab.workbench.background import Answer, Background
 from eet_lab.workbench.forecast import Fits, told
+from eet_lab.workbench.threads import Answer, Background
 from workbench.driving import answers, do, enabled, shown, status, turn, turn_until
 
 MiB = 2**20

@@ -15,9 +15,9 @@ from eet_lab.memory import PLANNERS, DriverCalls, Lifetime
 from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench, jobs
 from eet_lab.workbench import commands as c
-from eet_lab.workbench.background import Answer
 from eet_lab.workbench.engine_thread import Feed, Kept
 from eet_lab.workbench.memory import KVUse, MemoryTab, RunMemory, TorchCalls, TorchCounter
+from eet_lab.workbench.threads import Answer
 from workbench.driving import do, errors, shown, turn_until
 
 

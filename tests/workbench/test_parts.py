@@ -22,7 +22,7 @@ from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench
 from eet_lab.workbench.choices import State, problem
 from eet_lab.workbench.page import Page
-from eet_lab.workbench.views.techniques import techniques_state
+from eet_lab.workbench.views.chosen import techniques_state
 
 PACKED = "pre_padding,mask_removal,packed_prefill"
 

@@ -18,9 +18,8 @@ from eet_lab.serving.profile import profile
 from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench, serving_jobs
 from eet_lab.workbench import commands as c
-from eet_lab.workbench.serving_controller import ServingController
 from eet_lab.workbench.serving_jobs import serving_recipe
-from eet_lab.workbench.serving_view import ServingView
+from eet_lab.workbench.serving_view import ServingController, ServingView
 from workbench import page_states
 from workbench.driving import do, turn, turn_until
 from workbench.page_harness import Open, sent, show

@@ -17,7 +17,7 @@ from eet_lab.figures.players import MOST_PASSES, ServingFilm, film_lane
 from eet_lab.scheduling.policies import NaivePadding
 from eet_lab.scheduling.simulator import simulate_traffic
 from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
-from eet_lab.workbench import serving_controller
+from eet_lab.workbench import serving_view
 from eet_lab.workbench.serving_jobs import LOADS, MOST_REQUESTS, Asked
 from eet_lab.workbench.serving_view import ServingView
 
@@ -103,7 +103,7 @@ def test_stop_ends_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(0.005)
         raise Cancelled("stopped")
 
-    monkeypatch.setitem(serving_controller.WORK, "simulate", endless)
+    monkeypatch.setitem(serving_view.WORK, "simulate", endless)
     view = ServingView(TURBO_2060, requests=20)
     view.start()
     view.press("simulate")
@@ -128,7 +128,7 @@ def test_what_cannot_be_drawn_leaves_a_view_that_works(view: ServingView, monkey
         raise ZeroDivisionError("nothing to draw")
 
     with monkeypatch.context() as patch:
-        patch.setattr(serving_controller, "batches", broken)
+        patch.setattr(serving_view, "batches", broken)
         click(view, "simulate")
     assert (
         "nothing to draw" in view.controller.page._table.value and not view.controller.page.buttons["simulate"].disabled
