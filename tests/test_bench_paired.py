@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eet_lab.bench.measured import TIMES
-from eet_lab.bench.paired import LEAST_PAIRS, LEVEL, Change, left_off, median_interval, memory_words
+from eet_lab.bench.paired import DETAILS, LEAST_PAIRS, LEVEL, Change, left_off, median_interval, memory_words
 from eet_lab.bench.timing import MOST_ROUNDS, Rounds, Series, Tally, counterbalanced, in_turn
 
 times = st.floats(0.01, 1e5)
@@ -49,7 +49,7 @@ DRIFTS = {
 def test_a_drifting_clock_is_no_effect(drift, num_pairs):
     noise = Random(num_pairs)
     change = drifted(num_pairs, 1, lambda run: DRIFTS[drift](run) * math.exp(noise.gauss(0, 0.005)))
-    assert change.verdict == "cannot tell apart"
+    assert change.verdict == "cannot tell apart" and not change.is_told
     assert change.kind == "dim"
     assert "cannot tell apart" in change.words("total_ms")
 
@@ -137,6 +137,13 @@ def test_one_notation():
     assert change(1750, 1800, 1900).words("total_ms") == "1,800 × slower (1,750 to 1,900)"
 
 
+@pytest.mark.parametrize(
+    ("num_pairs", "high", "told"), [(5, 0.5, False), (6, 0.8, False), (6, 0.5, True), (8, 0.8, False), (9, 0.8, True)]
+)
+def test_a_detail_takes_more_pairs_or_a_clearer_effect(num_pairs, high, told):
+    assert Change(100, 45, 0.4, high, num_pairs).is_told is told
+
+
 def test_without_pairs_there_is_no_interval():
     change = Change.unpaired(100, 50)
     assert (change.words("tpot_ms"), change.kind, change.verdict) == ("2.00 × faster", "dim", "better")
@@ -216,6 +223,9 @@ class Machine:
     def _change(self):
         return Change.of(*(each.runs for each in self._series))
 
+    def detail(self):
+        return Change.of(*(each.runs for each in self._series), level=LEVEL / len(DETAILS))
+
 
 LITTLE = [100.0, 110, 120, 100, 110, 120, 100, 110]
 
@@ -275,8 +285,11 @@ def test_pairs_end_when_enough_is_known_or_time_is_up(monkeypatch, seconds, nois
 @pytest.mark.parametrize("seconds", [0.1, 2.0])
 def test_looking_again_and_again_finds_no_effect_in_noise(monkeypatch, noise, seconds):
     """Series end by their width or by the clock, and what few pairs tell by a little is looked at again."""
-    told = [Machine(monkeypatch, seconds, noise, seed=seed).change().verdict for seed in range(400)]
+    machines = [Machine(monkeypatch, seconds, noise, seed=seed) for seed in range(400)]
+    told = [machine.change().verdict for machine in machines]
     assert sum(verdict != "cannot tell apart" for verdict in told) <= 0.01 * len(told)
+    details = [machine.detail().is_told for machine in machines]
+    assert sum(details) <= 0.005 * len(details), "two share the chance of one"
 
 
 def test_a_true_effect_is_found_and_not_a_larger_one(monkeypatch):

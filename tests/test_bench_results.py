@@ -131,6 +131,19 @@ def test_a_rung_that_cannot_be_told_apart_says_so(tmp_path):
     assert load_result(told(99).save(tmp_path / "l.json")) == told(99)
 
 
+def test_a_rung_names_the_part_of_the_run_that_alone_can_be_told_apart():
+    def told(ttft_high, total_high):
+        first, second = ladder().rungs
+        changes = {"ttft_ms": Change(90, 45, 0.4, ttft_high, 9), "tpot_ms": Change(5, 5, 0.9, 1.1, 9)}
+        changes["total_ms"] = Change(100, 97, 0.9, total_high, 9)
+        return replace(ladder(), rungs=(first, replace(second, changes=changes))).to_text()
+
+    said = "+ Memory reuse: first token 2.00 × sooner (1.67 to 2.50), though not the whole run."
+    assert said in told(0.6, 1.1) and "per token" not in told(0.6, 1.1) and "half of the level" in told(0.6, 1.1)
+    assert "first token" not in told(1.1, 1.1), "its interval holds 1"
+    assert "first token" not in told(0.6, 0.98), "the whole run says it"
+
+
 def damage(path, change):
     content = json.loads(path.read_text())
     change(content)

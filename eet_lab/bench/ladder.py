@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
@@ -11,7 +11,7 @@ from typing import Any
 from eet_lab.bench.held_out import held_out_perplexity
 from eet_lab.bench.measure import Subject, TimedRun
 from eet_lab.bench.measured import Measurement, Parity, Perplexity, Spread
-from eet_lab.bench.paired import Change
+from eet_lab.bench.paired import DETAILS, Change
 from eet_lab.bench.parity import ParityCheck
 from eet_lab.bench.results import Ladder, Rung, changes
 from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Series, Tally, check_budget, in_turn
@@ -206,10 +206,12 @@ class _Climb:
         return [(self.entries[a], self.entries[b]) for a, b in names]
 
     @staticmethod
-    def _changes(before: _Entry, after: _Entry) -> dict[str, Change]:
+    def _changes(before: _Entry, after: _Entry, details: Collection[str] = ()) -> dict[str, Change]:
         """What those rounds say in which both ran: each begins with the first, and leaves none out."""
         num = min(len(before.timed.runs), len(after.timed.runs))
-        return changes(*([run.generation for run in each.timed.runs[:num]] for each in (before, after)))
+        return changes(
+            *([run.generation for run in each.timed.runs[:num]] for each in (before, after)), details=details
+        )
 
     def _rung(
         self, name: str, along: tuple[str, ...], recipe: Recipe, against: Recipe | None, timed: dict[str, Measurement]
@@ -220,7 +222,7 @@ class _Climb:
         if against is None:
             return Rung(name, title, along, measurement, parity)
         before = timed[str(against)]
-        found = self._changes(self.entries[str(against)], own)
+        found = self._changes(self.entries[str(against)], own, DETAILS)
         return Rung(
             name,
             title,

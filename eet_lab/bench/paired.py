@@ -41,6 +41,9 @@ LEAST_EFFECT = 0.03
 Two engines of the same recipe differ by where their tensors lie in memory: by up to 2 % on a CPU, and by 1.7 % on an
 H200, again and again in one process and the other way round in the next (LOG, 2026-11-23)."""
 
+DETAILS = {"ttft_ms": "first token", "tpot_ms": "per token"}
+"""Times that are told beside that of a whole run, which is judged at `LEVEL`; these share one more chance of that."""
+
 WORDS = {"ttft_ms": ("sooner", "later"), "tokens_per_s": ("more", "less")}
 """The words for better and for worse; all other times are "faster" and "slower"."""
 
@@ -100,6 +103,7 @@ class Change:
         befores: Sequence[float | None],
         afters: Sequence[float | None],
         more_is_better: bool = False,
+        level: float = LEVEL,
     ) -> Change | None:
         """The change from what the runs of each round took, in the same order; None where one of them is missing."""
         known = [(a, b) for a, b in zip(befores, afters, strict=True) if a and b]
@@ -107,7 +111,7 @@ class Change:
             return None
         before, after = (median(series) for series in zip(*known, strict=True))
         logs = [math.log(b / a) for a, b in known]
-        low, high = (math.exp(log) for log in median_interval(logs))
+        low, high = (math.exp(log) for log in median_interval(logs, level))
         low, high = low / (1 + LEAST_EFFECT), high * (1 + LEAST_EFFECT)
         if (low > 1 and after <= before) or (high < 1 and after >= before):  # the machine changed its pace for long
             low, high = min(low, after / before), max(high, after / before)
@@ -160,8 +164,18 @@ class Change:
 
         There are fewer than `SURE_PAIRS`, and the interval excludes 1, but its distance from 1 is less than its width.
         """
-        gap = max(math.log(self.low), -math.log(self.high))
-        return LEAST_PAIRS <= self.num_pairs < SURE_PAIRS and 0 < gap < self.width
+        return LEAST_PAIRS <= self.num_pairs < SURE_PAIRS and 0 < self._gap < self.width
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it is told as one of `DETAILS`: of enough pairs, or as far from 1 as they are apart."""
+        sure = 2 / 2**self.num_pairs <= LEVEL / len(DETAILS) or self._gap >= self.width
+        return self.is_enough and self.verdict != "cannot tell apart" and sure
+
+    @property
+    def _gap(self) -> float:
+        """How far the interval is from 1, in logarithms; negative where it holds 1."""
+        return max(math.log(self.low), -math.log(self.high))
 
     @property
     def width(self) -> float:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from eet_lab.bench.measured import (
     TimedTokens,
     p50,
 )
-from eet_lab.bench.paired import Change
+from eet_lab.bench.paired import DETAILS, LEVEL, Change
 from eet_lab.codec import (
     Count,
     Many,
@@ -173,6 +173,16 @@ class Rung:
         """The change of the time end to end; None for the baseline, and where a file does not have it."""
         return self.changes.get("total_ms")
 
+    @property
+    def details(self) -> str:
+        """What of the first token and of the time per token can be told: `first token 1.5 × sooner (1.4 to 1.6)`."""
+        return ", ".join(f"{DETAILS[key]} {change.words(key)}" for key, change in self.told.items())
+
+    @property
+    def told(self) -> dict[str, Change]:
+        """Those of `DETAILS` that can be told apart, whatever becomes of the whole run."""
+        return {key: each for key in DETAILS if (each := self.changes.get(key)) and each.is_told}
+
 
 @dataclass(frozen=True, repr=False)
 class Ladder(Result):
@@ -201,11 +211,16 @@ class Ladder(Result):
         return f"Ladder({self.workload!r}, {self.recipe!r}, {rungs})"
 
 
-def changes(befores: Sequence[TimedTokens], afters: Sequence[TimedTokens]) -> dict[str, Change]:
-    """What the runs of each round say of every time, by its name in a `Measurement`."""
-    return _known(
-        lambda metric: Change.of([*map(metric.read, befores)], [*map(metric.read, afters)], metric.more_is_better)
-    )
+def changes(
+    befores: Sequence[TimedTokens], afters: Sequence[TimedTokens], *, details: Collection[str] = ()
+) -> dict[str, Change]:
+    """What the runs of each round say of every time, by its name in a `Measurement`; `details` share one `LEVEL`."""
+
+    def change(metric: Metric) -> Change | None:
+        level = LEVEL / len(details) if metric.key in details else LEVEL
+        return Change.of([*map(metric.read, befores)], [*map(metric.read, afters)], metric.more_is_better, level)
+
+    return _known(change)
 
 
 def unpaired(before: Measurement, after: Measurement) -> dict[str, Change]:

@@ -166,6 +166,7 @@ def _ladder(result: Ladder) -> tuple[str, Rows, list[str]]:
         "'+' adds to the row above, and these add up; 'all without' is the full recipe without one, and these do not."
     ]
     remarks += _quality(measured[0], measured[len(result.rungs) - 1]) if measured else []
+    remarks += _details(result)
     remarks += _host_bound(result)
     remarks += dict.fromkeys(f"Warning: {warning}" for m in measured for warning in m.warnings)
     title = _title(result.environment, result.workload, measured[0] if measured else None)
@@ -173,6 +174,17 @@ def _ladder(result: Ladder) -> tuple[str, Rows, list[str]]:
         paired = next((rung.changes for rung in result.rungs[1:]), result.changes)
         remarks += [_how(measured[0]), _how_paired(paired, differences=True)]
     return title, rows, [*remarks, _where(result.environment)]
+
+
+def _details(result: Ladder) -> list[str]:
+    """What can be told of a rung although its whole run cannot be told apart."""
+    signs = [("+", rung) for rung in result.rungs[1:]] + [("all without", rung) for rung in result.left_out]
+    told = [
+        f"{sign} {rung.title}: {rung.details}, though not the whole run."
+        for sign, rung in signs
+        if rung.told and rung.change and rung.change.verdict == "cannot tell apart"
+    ]
+    return [*told, "Each of these two times is judged at half of the level of a whole run."] if told else []
 
 
 def _host_bound(result: Ladder) -> list[str]:

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from eet_lab.bench import Ladder, Measurement, Rung
 from eet_lab.bench.measured import p50
-from eet_lab.bench.paired import KINDS, LEAST_PAIRS, SURE_PAIRS, Kind, Verdict
+from eet_lab.bench.paired import DETAILS, KINDS, LEAST_PAIRS, SURE_PAIRS, Kind, Verdict
 from eet_lab.figures import theme
 from eet_lab.figures.theme import rounded
 from eet_lab.words import brief, counted, ms_words, plain, signed, times
@@ -46,7 +46,8 @@ class OwnTime:
         change = rung.change
         if change is not None and change.num_pairs:  # else two medians stand alone
             low, _, high = change.delta
-            return cls(ms, level + low, level + high, change.verdict, change.words("total_ms"), change.num_pairs)
+            words = "; ".join(filter(None, (change.words("total_ms"), rung.details)))
+            return cls(ms, level + low, level + high, change.verdict, words, change.num_pairs)
         low, high = (level + delta.p20, level + delta.p80) if delta else (level, level)
         verdict: Verdict = "cannot tell apart" if low <= level <= high else "better" if ms < 0 else "worse"
         return cls(ms, low, high, verdict, _words(verdict, level, ms, low, high), num_pairs=0)
@@ -74,13 +75,14 @@ class Effect:
     """What a technique brought in a ladder, for one row of a list.
 
     `share` of the row's bar, from -1 (saves time) to 1 (costs time): square roots, since the largest effect is
-    thousands of times the smallest.
+    thousands of times the smallest. `detail` names a part of the run that changed where the whole cannot be told apart.
     """
 
     text: str
     kind: Kind
     share: float
     tip: str
+    detail: str = ""
 
 
 def effects(ladder: Ladder) -> dict[str, Effect]:
@@ -97,7 +99,9 @@ def effects(ladder: Ladder) -> dict[str, Effect]:
         size = max(sqrt(abs(step.ms) / most), LEAST_SHARE) if most and kind != "dim" else 0.0
         was, now = (p50(each.measurement.total_ms) or 0.0 for each in (before, rung))
         tip = f"end to end: {brief(was)} → {ms_words(now)}; {step.words}"
-        found[rung.technique] = Effect(text, kind, round(copysign(size, step.ms), 3), tip)
+        parts = [f"{DETAILS[key]} {change.short(key).split()[-1]}" for key, change in rung.told.items()]
+        detail = ", ".join(parts) if kind == "dim" else ""
+        found[rung.technique] = Effect(text, kind, round(copysign(size, step.ms), 3), tip, detail)
         for name in rung.along:
             found[name] = Effect(f"with {rung.title}", "dim", 0.0, f"Added together with {rung.title}, which needs it.")
     return found

@@ -158,6 +158,18 @@ def test_effects_for_a_list_of_techniques() -> None:
     assert effects(replace(ladder, rungs=())) == {}
 
 
+def test_a_technique_that_changes_the_first_token_alone_is_named_beside_the_verdict() -> None:
+    ladder = recorded(SIX)
+    level = p50(ladder, 0)
+    rung = changed(ladder, 1, (-1.0, 0.5, 1.0), Change(level, level + 0.5, 0.9, 1.1, 9)).rungs[1]
+    rung.changes["ttft_ms"] = Change(90, 45, 0.4, 0.6, 9)
+    found = effects(replace(ladder, rungs=(ladder.rungs[0], rung)))["pre_padding"]
+    assert (found.text, found.kind, found.detail) == ("cannot tell apart", "dim", "first token sooner")
+    assert found.tip.endswith("; first token 2.00 × sooner (1.67 to 2.50)")
+    rung.changes["ttft_ms"] = Change(90, 85, 0.8, 1.1, 9)
+    assert effects(replace(ladder, rungs=(ladder.rungs[0], rung)))["pre_padding"].detail == ""
+
+
 def test_what_came_along_says_with_whom() -> None:
     ladder = recorded(SIX)
     rungs = (*ladder.rungs[:2], replace(ladder.rungs[3], along=("mask_removal",)))

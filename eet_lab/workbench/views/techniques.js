@@ -54,12 +54,12 @@ function row(t, here, axis, s, ui) {
 function effect(t, axis) {
   if (t.blocked) return h("span", { class: "eet-effect-words", key: "words", title: t.blocked }, t.blocked_short);
   if (!t.effect) return h("span", { class: "eet-effect-words", key: "words", title: t.needs || null }, t.needs);
-  const { text, kind, share, tip } = t.effect;
+  const { text, kind, share, tip, detail } = t.effect;
   const left = axis.zero + Math.min(share, 0) / axis.span, width = Math.abs(share) / axis.span;
   return h("span", { class: `eet-effect eet-is-${kind}`, key: "effect", title: tip },
     h("span", { class: "eet-effect-bar", style: { "--zero": `${100 * axis.zero}%` } },
       h("i", { style: { left: `${100 * left}%`, width: `${100 * width}%` } })),
-    h("span", { class: "eet-effect-text" }, text));
+    h("span", { class: "eet-effect-text" }, text, detail && h("span", { class: "eet-effect-detail" }, detail)));
 }
 
 // One scale for all rows: what saves goes to the left of the zero line, what costs to the right.
