@@ -253,3 +253,6 @@ def test_a_reason_is_told_in_short_and_in_full(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(State, "blocked", lambda state, name: why)
     row, *_ = techniques_state(State(device="cpu"), "", {}, "", "", read_only=False)["list"]
     assert row["blocked"] == why and row["blocked_short"] == "it needs compute capability 9.0 (Hopper) or newer"
+    why = "CUDA kernels need an NVIDIA GPU; the device is 'cpu'."
+    row, *_ = techniques_state(State(device="cpu"), "", {}, "", "", read_only=False)["list"]
+    assert row["blocked"] == why and row["blocked_short"] == "needs an NVIDIA GPU", "in one line"

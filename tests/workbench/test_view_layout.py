@@ -88,6 +88,46 @@ def test_captions_and_progress_are_whole(opened: Open) -> None:
         assert progress <= told and page.locator(".eet-share").is_visible(), (width, large)
 
 
+SMALL_PRINT = """(names) => [...document.querySelectorAll(names)].filter((each) => each.textContent).map((each) => {
+  const luminance = (color) => {
+    const pen = new OffscreenCanvas(1, 1).getContext("2d");
+    pen.fillStyle = color;
+    pen.fillRect(0, 0, 1, 1);
+    const parts = [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3).map((c) => c / 255);
+    const [r, g, b] = parts.map((c) => (c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4));
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  let paper = each;
+  while (getComputedStyle(paper).backgroundColor === "rgba(0, 0, 0, 0)") paper = paper.parentElement;
+  const style = getComputedStyle(each), colors = [style.color, getComputedStyle(paper).backgroundColor];
+  const [low, high] = colors.map(luminance).sort((a, b) => a - b), row = each.closest("li, section");
+  const fits = each.scrollHeight <= each.clientHeight + 1 && each.offsetHeight <= row.clientHeight;
+  return [each.textContent, parseFloat(style.fontSize), (high + .05) / (low + .05), fits || style.display === "inline"];
+})"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_what_techniques_need_and_bring_can_be_read(opened: Open, theme: str) -> None:
+    """Of 12 px, with a contrast of 4.5, and whole in its own line of the list, at 1440 x 900."""
+    states = page_states.laddered()
+    rows = states["techniques"]["list"][-4:]
+    for row, why in zip(rows, ("", "", "", "CUDA kernels need an NVIDIA GPU"), strict=True):
+        row |= {"effect": None, "blocked": why, "blocked_short": why and "needs an NVIDIA GPU"}
+        row["needs"] = "needs Memory reuse, Packed prefill"
+    states["techniques"]["list"][0]["effect"] |= {
+        "text": "cannot tell apart",
+        "kind": "dim",
+        "detail": "per token faster",
+    }
+    page = opened(states, width=IN_JUPYTERLAB["width"] + 16, height=IN_JUPYTERLAB["height"] + 8, theme=theme)
+    names = (
+        ".eet-tech :is(.eet-effect-words, .eet-effect-text, .eet-numerics), .eet-knob-row small, .eet-card-head span"
+    )
+    found = page.evaluate(SMALL_PRINT, names)
+    assert {"needs an NVIDIA GPU", "needs Memory reuse, Packed prefill"} <= {text for text, *_ in found}
+    assert [each for each in found if each[1] < 12 or each[2] < 4.5 or not each[3]] == []
+
+
 @pytest.mark.parametrize("width, large", [(1270, False), (1390, False), (2400, False), (1270, True), (732, False)])
 def test_all_of_a_run_is_in_view_and_nothing_covers_it(opened: Open, width: int, large: bool) -> None:
     states = page_states.laddered()

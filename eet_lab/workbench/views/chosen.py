@@ -23,6 +23,8 @@ NUMERICS = {
 
 SENTENCE_END = re.compile(r"[;:.](?:\s|$)")
 """The end of a reason's first part, which is what a line has room for; the point in "9.0" is none."""
+NEEDS_GPU = re.compile(r".* needs? (an NVIDIA GPU)\.?")
+"""What is alike on many lines, which so need one line each: whatever needs the GPU, the technique does."""
 
 
 def techniques_state(
@@ -51,7 +53,7 @@ def _row(state: State, name: str, effect: Effect | None, read_only: bool) -> dic
         "title": technique.title,
         "on": state.is_on(name),
         "blocked": blocked,
-        "blocked_short": blocked and SENTENCE_END.split(blocked)[0],
+        "blocked_short": blocked and NEEDS_GPU.sub(r"needs \1", SENTENCE_END.split(blocked)[0]),
         "numerics": {"text": text, "kind": kind, "tip": tip},
         "needs": f"needs {', '.join(needed)}" if needed else "",
         "summary": technique.summary.replace("`", ""),
