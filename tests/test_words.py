@@ -7,17 +7,16 @@ import math
 import re
 import shutil
 import subprocess
-from pathlib import Path
 from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eet_lab import figures
 from eet_lab.bench import compare
 from eet_lab.bench.measured import Spread, Verdict
 from eet_lab.bench.tables import spread
+from eet_lab.figures.script import script
 from eet_lab.models import load
 from eet_lab.paths import PACKAGE
 from eet_lab.words import (
@@ -123,8 +122,8 @@ def test_the_page_writes_numbers_as_python_does():
     if shutil.which("node") is None:
         pytest.skip("no node here: apt-get install nodejs")
     values = [value for value in BRIEF if math.isfinite(value)] + [57641.3, 41.13, 9999.9, 0.05123, 12.5, 1234567.8]
-    rules = (Path(figures.__file__).parent / "words.js").read_text(encoding="utf-8")
-    say = f"{rules}\nconsole.log(JSON.stringify({json.dumps(values)}.map((v) => [plain(v), brief(v)])))"
+    say = f"console.log(JSON.stringify({json.dumps(values)}.map((v) => [plain(v), brief(v)])))"
+    say = script("Words", module=say)
     said = json.loads(subprocess.run(["node", "-e", say], capture_output=True, check=True, timeout=60).stdout)
     assert said == [[plain(value), brief(value)] for value in values]
 
@@ -158,7 +157,7 @@ def test_counts_times_and_shares_have_one_form(words, says):
 
 
 FORMATS = re.compile(r":[^{}\"':]*\.\d+[geE]\}|:[geE]\}|\.toExponential\(\)[^.]|\.toPrecision\(\d\)[^)]|\.\d[geE]'")
-FOR_CODE = ("words.py", "words.js")
+FOR_CODE = ("words.py",)
 ELSEWHERE = ("ops/",)
 """Cases: their names and failures are for developers."""
 

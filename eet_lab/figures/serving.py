@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from itertools import cycle
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -277,13 +276,11 @@ def simulated_beside_measured(compared: Sequence[Compared], title: str = "") -> 
 
 def agreement_table(compared: Sequence[Compared]) -> str:
     """The same as an HTML table."""
-    head = "".join(f"<th>{each}</th>" for each in ("", SIMULATED, MEASURED, "error of the simulation"))
-    rows = "".join(
-        f"<tr><th>{escape(each.name)}, {escape(each.unit)}</th><td>{brief(each.simulated)}</td>"
-        f"<td>{brief(each.measured)}</td><td>{in_percent(each)}</td></tr>"
+    rows = (
+        (f"{each.name}, {each.unit}", brief(each.simulated), brief(each.measured), in_percent(each))
         for each in compared
     )
-    return f'<div class="eet-result"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return theme.table(("", SIMULATED, MEASURED, "error of the simulation"), rows)
 
 
 def in_percent(compared: Compared) -> str:

@@ -1,4 +1,4 @@
-// Policies on one traffic, each a lane, played on one clock. widgets.js has the player, which stands in front.
+// Policies on one traffic, each a lane, played on one clock. What it calls stands in widgets.js.
 
 const VIEW_S = 8; // seconds of the reader's time that are in view
 const STRIDE = 6; // numbers of a pass: begin, end, decode tokens, prompt tokens, pads, rows

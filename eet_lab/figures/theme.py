@@ -244,6 +244,17 @@ def note(text: str, kind: str = "plain") -> str:
     return f'<div class="eet-note eet-{kind}">{escape(text)}</div>'
 
 
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], below: str = "") -> str:
+    """A table of results, whose rows begin with their names; all of it but `below` is escaped."""
+    body = "".join(f"<tr><th>{escape(name)}</th>{_cells('td', rest)}</tr>" for name, *rest in rows)
+    whole = f"<table><thead><tr>{_cells('th', head)}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="eet-result">{whole}{below}</div>'
+
+
+def _cells(tag: str, cells: Sequence[str]) -> str:
+    return "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
+
+
 def error_card(error: BaseException) -> str:
     """What went wrong, readable: errors made for users as they are, others with their traceback in a fold."""
     if isinstance(error, EETError):

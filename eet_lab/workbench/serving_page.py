@@ -160,15 +160,13 @@ def results_table(runs: Mapping[str, Served]) -> str:
         return ""
     generates = any(run.traffic.new_tokens.max() > 1 for run in runs.values())
     first = ["TTFT p99 ms"] * generates
-    head = "".join(f"<th>{each}</th>" for each in ["", "requests/s", "busy", "p50 ms", "p95 ms", "p99 ms", *first, ""])
+    head = ["", "requests/s", "busy", "p50 ms", "p95 ms", "p99 ms", *first, ""]
     rows = []
     for name, run in runs.items():
         ends, firsts = run.percentiles["e2e_ms"], [brief(run.percentiles["ttft_ms"]["p99"])] * generates
         cells = [brief(run.requests_per_s), f"{100 * run.busy:.0f} %", *map(brief, ends.values()), *firsts]
-        told = "".join(f"<td>{escape(cell)}</td>" for cell in [*cells, in_words(run).partition(", p50")[0]])
-        rows.append(f"<tr><th>{escape(name)}</th>{told}</tr>")
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    return f'<div class="eet-result">{table}</div>'
+        rows.append([name, *cells, in_words(run).partition(", p50")[0]])
+    return theme.table(head, rows)
 
 
 def _words(lengths: Any) -> str:

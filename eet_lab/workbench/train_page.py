@@ -202,19 +202,14 @@ def comparison_table(found: TrainComparison, where: str) -> str:
     sides = {"no technique": found.baseline, visible(found.selection.recipe.replace(",", ", ")): found.selection}
     times = {} if change is None else dict(zip(sides, (change.before, change.after), strict=True))
     on_gpu = found.baseline.peak_bytes is not None
-    head = "".join(f"<th>{each}</th>" for each in ("", "ms a step", "tokens/s", *["peak memory"] * on_gpu))
-    rows = []
-    for name, side in sides.items():
-        cells = _cells(side, times.get(name))
-        rows.append(f"<tr><th>{escape(name)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
+    rows = [[name, *_cells(side, times.get(name))] for name, side in sides.items()]
     words = [] if change is None else [f"A step: {theme.badge(change.words('ms'), change.kind)} {where}"]
     if found.baseline.peak_bytes is not None and found.selection.peak_bytes is not None:
         less = memory_words(found.baseline.peak_bytes, found.selection.peak_bytes)
         words.append(f"Peak memory: {theme.badge(less)}")
     words.append(f"Same loss curve? {theme.badge(found.verdict, SAME[found.verdict])} {escape(found.explanation)}")
     told = "".join(f"<div>{line}</div>" for line in words)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    return f'<div class="eet-result">{table}{told}</div>'
+    return theme.table(("", "ms a step", "tokens/s", *["peak memory"] * on_gpu), rows, told)
 
 
 def _cells(side: TrainedSide, ms: float | None) -> list[str]:
