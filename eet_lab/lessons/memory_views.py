@@ -10,6 +10,7 @@ import torch
 from IPython.display import HTML
 
 from eet_lab.bench.environment import device_name
+from eet_lab.bench.run_memory import KVUse
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import StepEvent
 from eet_lab.engine.settings import Settings
@@ -28,7 +29,6 @@ from eet_lab.parts.paged_kv import PAGE, Pages
 from eet_lab.technique import Recipe
 from eet_lab.words import GiB, MiB, counted, percent, sized
 from eet_lab.workbench.forecast import in_html
-from eet_lab.workbench.memory import KVUse
 
 SHORT_NEW = 4
 """New tokens for the short rows that pages do not pay for."""

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 import torch
 
 from eet_lab.bench import Comparison, Ladder
+from eet_lab.bench.run_memory import RunMemory
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import StepEvent
 from eet_lab.errors import Cancelled
 from eet_lab.threads import num_cpu_threads
-from eet_lab.workbench.memory import RunMemory
 from eet_lab.workbench.threads import drained
 
 THREAD_NAME = "eet-engine"

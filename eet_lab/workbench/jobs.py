@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eet_lab import bench
+from eet_lab.bench.run_memory import RunMemory, TorchCalls, TorchCounter
 from eet_lab.bench.timeline_steps import timelines
 from eet_lab.devices import present
 from eet_lab.engine.engine import Engine
@@ -23,7 +24,6 @@ from eet_lab.progress import Cancel
 from eet_lab.technique import Recipe
 from eet_lab.workbench.engine_thread import Feed, Work
 from eet_lab.workbench.live import NAMES
-from eet_lab.workbench.memory import RunMemory, TorchCalls, TorchCounter
 
 BASELINE = "baseline"
 """What Compare is held against while no run is pinned."""

@@ -12,6 +12,7 @@ import ipywidgets as W
 import torch
 
 from eet_lab.bench import Comparison, Measurement, Run
+from eet_lab.bench.run_memory import RunMemory
 from eet_lab.devices import kind_of
 from eet_lab.engine.generation import StepEvent
 from eet_lab.figures import theme
@@ -23,7 +24,6 @@ from eet_lab.models.transcript import Decode
 from eet_lab.monitor import Sample, Sampler, open_source, record
 from eet_lab.words import MiB
 from eet_lab.workbench.engine_thread import Kept, Phase
-from eet_lab.workbench.memory import RunMemory
 from eet_lab.workbench.rows import Result
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from eet_lab.bench import Comparison, Ladder
+from eet_lab.bench.run_memory import RunMemory
 from eet_lab.bench.timeline import Timelines
 from eet_lab.errors import EETError, RecipeError, ResultError
 from eet_lab.figures.ladder import Effect, effects
@@ -19,7 +20,7 @@ from eet_lab.workbench import commands as c
 from eet_lab.workbench.engine_thread import Work
 from eet_lab.workbench.history import History
 from eet_lab.workbench.jobs import BASELINE, Job
-from eet_lab.workbench.memory import MemoryTab, RunMemory
+from eet_lab.workbench.memory import MemoryTab
 from eet_lab.workbench.opened import Opened, Setup, SideBySide
 from eet_lab.workbench.page import Page
 from eet_lab.workbench.rows import KeptRun, Result, Stamp

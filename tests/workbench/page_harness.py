@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from eet_lab.figures.theme import stylesheet
 from eet_lab.workbench.page import DOM, STYLE, VIEWS
 from workbench.page_states import States
 
@@ -92,7 +93,8 @@ def html(states: States, theme: str = "light", large: bool = False) -> str:
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><title>bench</title>"
         f"<style>:root{{{colors}color-scheme:{theme}}}body{{{page}}}{WIDGETS_CSS}{STYLE}</style>"
-        f"<body class=jp-ThemedContainer><main>{BODY % ('eet-large' if large else '')}</main>"
+        f"<body class=jp-ThemedContainer data-jp-theme-light={'true' if theme == 'light' else 'false'}>"
+        f"<main>{BODY % ('eet-large' if large else '')}{stylesheet()}</main>"  # as on the page, behind its own style
         f"<script>window.SOURCES={as_script(sources)};window.STATES={as_script(states)};</script>"
         f"<script type=module>{SCRIPT}</script>"
     )

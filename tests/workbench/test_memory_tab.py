@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from eet_lab.bench.run_memory import KVUse, RunMemory, TorchCalls, TorchCounter
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.figures.outputs import PLOTLY
@@ -16,7 +17,7 @@ from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench, jobs
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.engine_thread import Feed, Kept
-from eet_lab.workbench.memory import KVUse, MemoryTab, RunMemory, TorchCalls, TorchCounter
+from eet_lab.workbench.memory import MemoryTab
 from eet_lab.workbench.threads import Answer
 from workbench.driving import do, errors, shown, turn_until
 
