@@ -213,6 +213,8 @@ function buildLane(lane, prompts) {
     list.append(row);
     return { row, said };
   });
+  const toEnd = ({ row }) => { row.scrollTop = row.scrollHeight; };
+  new ResizeObserver(() => rows.forEach(toEnd)).observe(list); // what was written unseen, or was hidden, is at its beginning
   box.append(head, track, list);
   const end = lane.ends_ms[lane.ends_ms.length - 1] || 0, total = lane.tokens[lane.tokens.length - 1] || 0;
   const steps = lane.pieces.map(([step]) => step);
@@ -223,7 +225,7 @@ function buildLane(lane, prompts) {
     if (wanted < shown) { rows.forEach((r) => r.said.replaceChildren()); shown = 0; }
     for (; shown < wanted; shown++) {
       const [, row, text] = lane.pieces[shown];
-      if (rows[row]) { rows[row].said.append(text); rows[row].row.scrollTop = rows[row].row.scrollHeight; }
+      if (rows[row]) { rows[row].said.append(text); toEnd(rows[row]); }
     }
     const tokens = done ? lane.tokens[done - 1] : 0, over = ms >= end;
     time.textContent = clock(Math.min(ms, end)) + (over ? " ✓" : "");

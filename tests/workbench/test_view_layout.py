@@ -367,3 +367,15 @@ def test_lanes_stay_in_line_and_take_larger_type(opened: Open) -> None:
         names = ".eet-lane-count", ".eet-player-title"
         sizes += [page.locator(name).first.bounding_box()["height"] for name in names]
     assert sizes[2] == pytest.approx(1.35 * sizes[0], rel=0.1) and sizes[3] == pytest.approx(1.35 * sizes[1], rel=0.1)
+
+
+def test_a_race_that_ran_unseen_is_at_the_end_of_its_texts(opened: Open) -> None:
+    lanes = [{"name": "all", "color": "gray", "ends_ms": [1], "tokens": [200], "pieces": [[0, 0, "word " * 200]]}]
+    page = opened(page_states.compared(), width=1270)
+    page.evaluate("document.querySelector('.eet-stage').style.display = 'none'")
+    page.evaluate(RACE, [Race._css, Race._esm, {"prompts": ["asked"], "lanes": lanes, "begin": True}])
+    page.wait_for_function("document.querySelector('.eet-lane-said').textContent")
+    page.evaluate("document.querySelector('.eet-stage').style.display = ''")
+    end = "({ scrollTop, scrollHeight, clientHeight }) => scrollHeight - clientHeight - scrollTop"
+    page.wait_for_function(f"({end})(document.querySelector('.eet-lane-text')) < 2")
+    assert page.locator(".eet-lane-text").evaluate("(text) => text.scrollTop") > 0
