@@ -24,7 +24,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from eet_lab.bench.environment import device_name, versions
+from eet_lab.bench.measured import device_name, versions
 from eet_lab.bench.timing import captured, event_ms
 from eet_lab.errors import EETError
 from eet_lab.ops import cuda, native

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from eet_lab.bench.environment import device_name, versions
+from eet_lab.bench.measured import device_name, versions
 from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
 from eet_lab.serving.load import Loaded, run_load
 from eet_lab.words import MiB, plain

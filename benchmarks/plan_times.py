@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from eet_lab import Engine, Recipe, Settings
-from eet_lab.bench.environment import device_name, versions
+from eet_lab.bench.measured import device_name, versions
 from eet_lab.memory import POOLS, Lifetime, Plan, one_after_the_other
 from eet_lab.models.config import PRESETS
 from eet_lab.models.weights import random_decoder

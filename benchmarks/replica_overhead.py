@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from overload import server
 
-from eet_lab.bench.environment import device_name, versions
+from eet_lab.bench.measured import device_name, versions
 from eet_lab.scheduling.traffic import Traffic
 from eet_lab.serving.load import run_load
 from eet_lab.words import aligned, plain

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from h200.parts import PARTS, Part
 from h200.session import Deadline, Session
 
-from eet_lab.bench import environment as environments
+from eet_lab.bench import measured
 
 
 def main() -> int:
@@ -41,7 +41,7 @@ def main() -> int:
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
     if args.commit:
-        environments.commit = lambda: args.commit
+        measured.commit = lambda: args.commit
     session = Session(args.out, Deadline(args.minutes), args.smoke, args.peers)
     for name, part in chosen.items():
         session.run(name, part.run)

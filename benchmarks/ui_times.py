@@ -83,9 +83,7 @@ def main() -> None:
 
 def about(checkout: Path) -> dict[str, Any]:
     """What was measured, and where."""
-    code = (
-        "import json; from eet_lab.bench.environment import *; print(json.dumps([device_name('cpu'), versions('cpu')]))"
-    )
+    code = "import json; from eet_lab.bench.measured import *; print(json.dumps([device_name('cpu'), versions('cpu')]))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=environment(checkout),

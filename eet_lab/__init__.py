@@ -48,7 +48,7 @@ _HOMES = {
     "compare": "eet_lab.bench",
     "ladder": "eet_lab.bench",
     "fusion_map": "eet_lab.bench.fusion",
-    "training_timelines": "eet_lab.bench.training_timeline",
+    "training_timelines": "eet_lab.bench.timeline_steps",
     "load_result": "eet_lab.bench",
     "plot": "eet_lab.figures",
     "Workbench": "eet_lab.workbench",

@@ -10,7 +10,7 @@ import pytest
 from test_bench_compare import ROWS
 
 from eet_lab.bench import Ladder, ladder, load_result
-from eet_lab.bench.ladder import rungs_down, rungs_up
+from eet_lab.bench.compare import rungs_down, rungs_up
 from eet_lab.bench.measure import Subject
 from eet_lab.technique import Recipe, Technique
 

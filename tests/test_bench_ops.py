@@ -16,12 +16,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from eet_lab.bench import ops as op_benchmark
 from eet_lab.bench.cost import MOST_BYTES, beyond_caches, last_cache_bytes
 from eet_lab.bench.launches import StepLaunches
-from eet_lab.bench.op_providers import PROVIDERS, OpProvider, Prepared, _paged, names_for
+from eet_lab.bench.op_providers import PROVIDERS, OpProvider, Prepared, _paged, names_for, piece
 from eet_lab.bench.op_workloads import TIMED_CASES, OpWorkload
 from eet_lab.bench.ops import Judge, benchmark_op
 from eet_lab.bench.rows import append, read
 from eet_lab.bench.timing import SHARED
-from eet_lab.bench.train_op_providers import piece
 from eet_lab.cli import main
 from eet_lab.commands.bench_tables import op_tables
 from eet_lab.errors import Cancelled, PromptError

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 import pytest
 from test_bench_results import HERE, comparison
 
-from eet_lab.bench import compare, environment, load_result
-from eet_lab.bench.environment import describe, is_here, machine_id, moment, placed
+from eet_lab.bench import compare, load_result, measured
+from eet_lab.bench.measured import describe, is_here, machine_id, moment, placed
 from eet_lab.errors import ResultError
 from eet_lab.workbench.history import SHIPPED, History
 
@@ -20,7 +20,7 @@ OWN, UNKNOWN = HERE, replace(HERE, machine=None)
 
 
 def test_a_machine_has_one_id_in_every_process_and_none_for_what_it_lacks():
-    code = "from eet_lab.bench.environment import machine_id; print(machine_id('cpu'))"
+    code = "from eet_lab.bench.measured import machine_id; print(machine_id('cpu'))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == machine_id("cpu")
     assert len(machine_id("cpu")) == 16
@@ -29,10 +29,10 @@ def test_a_machine_has_one_id_in_every_process_and_none_for_what_it_lacks():
 
 def test_the_id_tells_nothing_and_differs_between_hosts(monkeypatch):
     before = machine_id("cpu")
-    environment.machine_id.cache_clear()
+    measured.machine_id.cache_clear()
     monkeypatch.setattr("socket.gethostname", lambda: "another")
     assert machine_id("cpu") != before
-    environment.machine_id.cache_clear()
+    measured.machine_id.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_is_measured_now_knows_its_machine(tiny, tmp_path):
 def test_a_file_of_another_machine_is_recorded_however_it_is_loaded(tiny, tmp_path, monkeypatch):
     result = compare(tiny, [[5, 6, 7]], "memory_reuse", repeats=1, max_new_tokens=2)
     path = result.save(tmp_path / "r.json")
-    monkeypatch.setattr(environment, "machine_id", lambda device: "another")
+    monkeypatch.setattr(measured, "machine_id", lambda device: "another")
     found = load_result(path)
     assert found.environment.recorded and "Recorded on" in found.to_text()
 

@@ -14,12 +14,11 @@ import seq2seqs
 import test_vision
 import torch
 
-from eet_lab.bench import training, training_peers
+from eet_lab.bench import peers, training
 from eet_lab.bench.cost import train_flops
 from eet_lab.bench.rows import append, markdown, read
 from eet_lab.bench.timing import LeftOut
-from eet_lab.bench.training import train_all
-from eet_lab.bench.training_compare import compare_training
+from eet_lab.bench.training import compare_training, train_all
 from eet_lab.bench.workloads import TrainBatch, parse
 from eet_lab.commands.bench_tables import train_table
 from eet_lab.errors import ModelError, PromptError, RecipeError
@@ -71,12 +70,12 @@ def test_peers_without_a_gpu_are_left_out():
 def test_a_model_that_is_compiled_in_parts_is_told(monkeypatch):
     counters = {"stats": {"unique_graphs": 3}, "graph_break": {"a reason\n  and more": 2}}
     monkeypatch.setattr("torch._dynamo.utils.counters", counters)
-    assert training_peers._in_parts("hf-compile") == "hf-compile was not compiled as a whole: 2 graph breaks, a reason."
+    assert peers._in_parts("hf-compile") == "hf-compile was not compiled as a whole: 2 graph breaks, a reason."
     counters["graph_break"].clear()
-    assert training_peers._in_parts("hf-compile") == ""
+    assert peers._in_parts("hf-compile") == ""
     counters["stats"]["unique_graphs"] = 0
     with pytest.raises(LeftOut, match="compiled nothing"):
-        training_peers._in_parts("hf-compile")
+        peers._in_parts("hf-compile")
 
 
 def test_what_liger_replaces_for_all_models_is_put_back(monkeypatch):
@@ -85,16 +84,16 @@ def test_what_liger_replaces_for_all_models_is_put_back(monkeypatch):
     model.device, model.config = torch.device("cuda"), SimpleNamespace(model_type="fake")
     apply = SimpleNamespace(MODEL_TYPE_TO_APPLY_LIGER_FN={"fake": lambda model: setattr(module, "rotate", "liger")})
     monkeypatch.setitem(sys.modules, "modeling_fake", module)
-    monkeypatch.setattr(training_peers, "find_spec", lambda name: True)
-    monkeypatch.setattr(training_peers, "import_module", lambda name: apply)
-    patched = training_peers._with_liger(model)
+    monkeypatch.setattr(peers, "find_spec", lambda name: True)
+    monkeypatch.setattr(peers, "import_module", lambda name: apply)
+    patched = peers._with_liger(model)
     assert module.rotate == "plain"
     with patched():
         assert module.rotate == "liger"
     assert module.rotate == "plain"
     model.config.model_type = "gpt2"
     with pytest.raises(LeftOut, match="no kernels for gpt2"):
-        training_peers._with_liger(model)
+        peers._with_liger(model)
 
 
 def test_a_window_is_no_more_arithmetic_than_it_shows():
@@ -112,8 +111,8 @@ def test_another_gradient_is_told(monkeypatch):
             model.transformer.h[1].mlp.c_fc.weight[0, 0] += 1.0
         return model
 
-    to_hf = training_peers._to_hf
-    monkeypatch.setattr(training_peers, "_to_hf", wrong)
+    to_hf = peers._to_hf_in_training
+    monkeypatch.setattr(peers, "_to_hf_in_training", wrong)
     rows, _ = train_all(families.ours("gpt2"), "train:any/b2/s8", (), "hf-sdpa", repeats=1)
     assert rows[0].equality.startswith("loss or gradient off by")
 
@@ -122,12 +121,12 @@ def test_another_gradient_is_told(monkeypatch):
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_what_is_not_finite_passes_nowhere(place, wrong):
     numbers = [2.0, 4.0]
-    exact = training_peers.Checked(*numbers)
-    assert exact.error(exact) == 0 and training_peers.Checked(2.0, 6.0).error(exact) == 0.5
+    exact = peers.Checked(*numbers)
+    assert exact.error(exact) == 0 and peers.Checked(2.0, 6.0).error(exact) == 0.5
     numbers[place] = wrong
-    off = training_peers.Checked(*numbers).error(exact)
+    off = peers.Checked(*numbers).error(exact)
     assert off == math.inf and training.verdict(off, 0.1) != "passed" != training.verdict(off, off)
-    assert training_peers.largest([]) == 0 and training_peers.largest([0.5, wrong]) == math.inf
+    assert peers.largest([]) == 0 and peers.largest([0.5, wrong]) == math.inf
 
 
 def test_what_cannot_be_trained_is_told():

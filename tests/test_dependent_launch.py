@@ -11,7 +11,7 @@ import pytest
 import torch
 from opened import opened
 
-from eet_lab.bench.ladder import rungs_down, rungs_up
+from eet_lab.bench.compare import rungs_down, rungs_up
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import RecipeError

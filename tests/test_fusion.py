@@ -15,9 +15,9 @@ import eet_lab
 from eet_lab.bench import fusion
 from eet_lab.bench.fusion import FusionMap, FusionRung, Gain, PhaseWork, fusion_map
 from eet_lab.bench.measured import Spread
-from eet_lab.bench.phases import PHASES
 from eet_lab.bench.profiler_trace import PHASE, read_steps
 from eet_lab.bench.timeline import Timelines, decode, encode, write_trace
+from eet_lab.bench.timeline_steps import PHASES
 from eet_lab.errors import Cancelled
 from eet_lab.figures.timeline import short_caption
 from eet_lab.ops import native

@@ -9,7 +9,7 @@ import pytest
 from encoders import ours as encoder
 from families import ours as decoder
 
-from eet_lab.bench import environment
+from eet_lab.bench import measured
 from eet_lab.engine.engine import Engine
 from eet_lab.errors import Cancelled, CostError, PromptError, RecipeError
 from eet_lab.scheduling.cost import DecoderCost, EncoderCost, PassSize
@@ -26,9 +26,7 @@ AXES = (0, 1, 12), (1, 2, 4), (4, 16)
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(
-        "eet_lab.serving.profile.versions", lambda device: environment.versions(device) | {"commit": "c0"}
-    )
+    monkeypatch.setattr("eet_lab.serving.profile.versions", lambda device: measured.versions(device) | {"commit": "c0"})
     return tmp_path / "eet-lab" / "cost"
 
 
@@ -96,7 +94,7 @@ def test_a_table_is_measured_once_for_a_machine_and_a_commit(cache, monkeypatch)
     assert profile(model, axes=axes, repeats=1).lengths == (4, 8), "measured again, and written anew"
     assert path.read_text() != "damaged"
     monkeypatch.setattr(
-        "eet_lab.serving.profile.versions", lambda device: environment.versions(device) | {"commit": "c0+"}
+        "eet_lab.serving.profile.versions", lambda device: measured.versions(device) | {"commit": "c0+"}
     )
     before = len([*cache.iterdir()])
     assert profile(model, axes=axes, repeats=1) != profile(model, axes=axes, repeats=1), "code that changed since"

@@ -8,7 +8,7 @@ import families
 import pytest
 import torch
 
-from eet_lab.bench.peers import StaticDecoder, compiled
+from eet_lab.bench.static_decoder import StaticDecoder, compiled
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 

@@ -23,8 +23,7 @@ from eet_lab.bench.timeline import (
     with_bytes,
     write_trace,
 )
-from eet_lab.bench.timeline_steps import NEW_TOKENS, Probe, step_timeline, timelines
-from eet_lab.bench.watch import SAMPLES, earliest
+from eet_lab.bench.timeline_steps import NEW_TOKENS, SAMPLES, Probe, earliest, step_timeline, timelines
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, MonitorError, PromptError, ResultError

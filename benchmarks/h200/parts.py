@@ -24,7 +24,7 @@ from eet_lab.bench.ops import benchmark_op
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.rows import OURS, Row, append
 from eet_lab.bench.serving import HF, HTTP, row, run_stream, serve_all
-from eet_lab.bench.train_cases import TRAIN_CASES
+from eet_lab.bench.train_ops import TRAIN_CASES
 from eet_lab.bench.training import train_all
 from eet_lab.bench.workloads import Requests, Stream, Texts, TrainBatch, Workload
 from eet_lab.commands.bench_tables import (

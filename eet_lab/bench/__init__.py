@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from eet_lab.bench.benchmark import benchmark
-from eet_lab.bench.compare import compare
+from eet_lab.bench.compare import compare, ladder
 from eet_lab.bench.held_out import perplexity
-from eet_lab.bench.ladder import ladder
 from eet_lab.bench.measure import measure, watched
 from eet_lab.bench.measured import MEMORY_KEYS, Cost, Environment, Measurement, Parity, Perplexity, Spread
 from eet_lab.bench.paired import Change

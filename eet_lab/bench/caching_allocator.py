@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from eet_lab.bench.environment import device_name, versions
+from eet_lab.bench.measured import device_name, versions
 from eet_lab.codec import decode, parse
 from eet_lab.errors import EETError
 from eet_lab.memory import Lifetime

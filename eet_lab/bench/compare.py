@@ -1,29 +1,31 @@
-"""compare: a baseline and a selection on the same prompts, weights and seed."""
+"""compare: a baseline and a selection on the same prompts; ladder: techniques added, then left out, one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
+from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 from eet_lab.bench.encoding import compare_texts
 from eet_lab.bench.held_out import held_out_perplexity
 from eet_lab.bench.measure import OnStep, Subject, TimedRun
-from eet_lab.bench.measured import Measurement, Parity, Perplexity
-from eet_lab.bench.paired import Change
+from eet_lab.bench.measured import Measurement, Parity, Perplexity, Spread
+from eet_lab.bench.paired import DETAILS, Change
 from eet_lab.bench.parity import ParityCheck
-from eet_lab.bench.results import Comparison, changes
+from eet_lab.bench.results import Comparison, Ladder, Rung, changes
 from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Series, Tally, check_budget, in_turn
 from eet_lab.bench.workloads import RunInputs
 from eet_lab.engine.engine import Engine
+from eet_lab.errors import Cancelled
 from eet_lab.models import Model
 from eet_lab.models.encoder import Encoder
 from eet_lab.models.on_device import on_its_device
-from eet_lab.monitor import Source, open_source
+from eet_lab.monitor import Source, free_bytes_of, open_source
 from eet_lab.progress import Cancel, Progress
-from eet_lab.technique import Recipe
+from eet_lab.technique import Recipe, Technique, known
 from eet_lab.texts import Prompts, RecipeLike, as_recipe
 
 Work = TypeVar("Work", bound=Callable[..., Any])
@@ -62,7 +64,7 @@ def compare(
     on_partial: Callable[[Comparison], None] | None = None,
     **settings: Any,
 ) -> Comparison:
-    """TimedRun `baseline` and `recipe` on the prompts, check that they say the same, and time both.
+    """Run `baseline` and `recipe` on the prompts, check that they say the same, and time both.
 
     Prompts are texts or lists of token ids (default: eight ragged ones); `settings` are those of `Settings`. Every row
     gets its full number of tokens unless `stop` is given. In order: each recipe is warmed up (phase "warm-up"), each
@@ -79,113 +81,307 @@ def compare(
     check_budget(budget_s)
     recipes = [as_recipe(each, model.device, model.config) for each in (baseline, recipe)]
     job = RunInputs.of(model, prompts, repeats, settings)
-    with closing(open_source(model.device)) as source:
-        rounds = Rounds(repeats, budget_s, lambda: pair.changes().values())
+    with closing(open_source(model.device)) as source, ExitStack() as engines:
+        before, after = (_Side(job, each, source, cancel) for each in recipes)
+        rounds = Rounds(repeats, budget_s, lambda: after.changes_from(before).values())
         tally = Tally(4 + 2 * watch + 2 * rounds.expected, progress)
-        pair = _Pair(job, recipes, source, cancel, tally, on_phase)
-        try:
-            pair.check(watch, on_step, on_engine)
-            pair.time(rounds, on_partial)
-            found = pair.comparison()
-        finally:
-            pair.close()
+        pair = _Pair(job, before, after, tally, on_phase)
+        for side in pair.sides:
+            engines.enter_context(closing(side.subject))
+        pair.check(cancel, watch, on_step, on_engine)
+        tell = None if on_partial is None else lambda: on_partial(pair.comparison(costed=False))
+        in_turn([side.timed for side in pair.sides], rounds, tally, cancel, on_round=tell)
+        found = pair.comparison()
     tally.say("done")
     return found
+
+
+def _ignored(phase: str, about: str) -> None:
+    """Nobody asks."""
+
+
+class _Side:
+    """A recipe that is compared: its subject, its runs, and what else is known of it by now."""
+
+    def __init__(self, job: RunInputs, recipe: Recipe, source: Source, cancel: Cancel | None) -> None:
+        self.recipe, self.subject = recipe, Subject(job.model, recipe, job.rows, job.settings, source, cancel)
+        self.timed = Series(str(recipe), self._run)
+        self.on_phase: OnPhase = _ignored
+        self.stays = True
+        self.watched: list[TimedRun] = []
+        self.quality: Perplexity | None = None
+        self.parity: Parity | None = None
+
+    def measurement(self, costed: bool) -> Measurement:
+        """What its runs say; `costed` once nothing is timed any more."""
+        found = self.subject.measurement(self.timed.runs, self.watched, costed)
+        return replace(found, perplexity=self.quality)
+
+    def changes_from(self, before: _Side, details: Collection[str] = ()) -> dict[str, Change]:
+        """What those rounds say in which both ran: each begins with the first, and leaves none out."""
+        num = min(len(before.timed.runs), len(self.timed.runs))
+        runs = ([run.generation for run in each.timed.runs[:num]] for each in (before, self))
+        return changes(*runs, details=details)
+
+    def _run(self) -> TimedRun:
+        self.on_phase("measured", str(self.recipe))
+        if self.stays:
+            return self.subject.run()
+        self.subject.prepare()
+        run = self.subject.run()
+        self.subject.close()
+        return run
 
 
 class _Pair:
     """Both recipes of a comparison, from warming up to the result."""
 
-    def __init__(
-        self,
-        job: RunInputs,
-        recipes: Sequence[Recipe],
-        source: Source,
-        cancel: Cancel | None,
-        tally: Tally,
-        on_phase: OnPhase | None,
-    ) -> None:
-        self._job, self._recipes, self._cancel, self._tally = job, recipes, cancel, tally
-        self._on_phase: OnPhase = on_phase or (lambda phase, about: None)
+    def __init__(self, job: RunInputs, before: _Side, after: _Side, tally: Tally, on_phase: OnPhase | None) -> None:
+        self._job, self._tally, self._on_phase = job, tally, on_phase or _ignored
         self._described = job.described()
-        self._subjects = [Subject(job.model, each, job.rows, job.settings, source, cancel) for each in recipes]
-        self._timed = [Series(each.recipe, partial(self._measured, each)) for each in self._subjects]
-        self._watched: list[TimedRun] = []
-        self._quality: list[Perplexity | None] = [None, None]
-        self._parity: Parity | None = None
+        self.before, self.after = self.sides = before, after
+        for side in self.sides:
+            side.on_phase = self._on_phase
 
-    def check(self, watch: bool, on_step: OnStep | None, on_engine: Callable[[Engine], None] | None) -> None:
+    def check(
+        self, cancel: Cancel | None, watch: bool, on_step: OnStep | None, on_engine: Callable[[Engine], None] | None
+    ) -> None:
         """Warm up, run both once for those who watch, and check the output."""
-        for subject in self._subjects:
-            self._enter("warm-up", subject.recipe, f"warming up {subject.recipe}")
+        for side in self.sides:
+            self._enter("warm-up", side.recipe, f"warming up {side.recipe}")
             if watch:
-                subject.begin(self._tally.building)
+                side.subject.begin(self._tally.building)
             else:
-                tokens = subject.prepare(self._tally.building)
+                tokens = side.subject.prepare(self._tally.building)
             self._tally.finish()
-        for subject in self._subjects if watch else []:
-            self._enter("watched", subject.recipe, f"watching {subject.recipe}")
+        for side in self.sides if watch else ():
+            self._enter("watched", side.recipe, f"watching {side.recipe}")
             if on_engine is not None:
-                on_engine(subject.engine)
-            self._watched.append(subject.run(on_step))
-            tokens = self._watched[-1].generation.tokens
+                on_engine(side.subject.engine)
+            side.watched.append(side.subject.run(on_step))
+            tokens = side.watched[0].generation.tokens
             self._tally.finish()
-        self._judge(tokens)
+        self._judge(tokens, cancel)
         self._tally.finish(2)
 
-    def _judge(self, tokens: Sequence[Sequence[int]]) -> None:
+    def _judge(self, tokens: Sequence[Sequence[int]], cancel: Cancel | None) -> None:
         """Hold what the second recipe said against the first; where one is lossy, compare perplexities too."""
-        job, (before, after) = self._job, self._recipes
-        self._enter("check", str(after), "checking the output against the baseline")
-        check = ParityCheck(job.model.decoder, job.rows, job.settings, before.parts, self._cancel)
-        self._parity = check.judge(after.parts, tokens, before.tolerance + after.tolerance)
+        job, before, after = self._job, self.before.recipe, self.after.recipe
+        self._enter("check", after, "checking the output against the baseline")
+        check = ParityCheck(job.model.decoder, job.rows, job.settings, before.parts, cancel)
+        self.after.parity = check.judge(after.parts, tokens, before.tolerance + after.tolerance)
         if before.lossy or after.lossy:
             self._tally.say("comparing perplexities on held-out text")
-            self._quality = [held_out_perplexity(job.model, each, self._cancel) for each in self._recipes]
-
-    def time(self, rounds: Rounds, on_partial: Callable[[Comparison], None] | None) -> None:
-        """TimedRun both in turn, in both orders, until `rounds` are enough."""
-        tell = None if on_partial is None else lambda: on_partial(self.comparison(costed=False))
-        in_turn(self._timed, rounds, self._tally, self._cancel, on_round=tell)
-
-    def _measured(self, subject: Subject) -> TimedRun:
-        self._on_phase("measured", subject.recipe)
-        return subject.run()
-
-    def changes(self) -> dict[str, Change]:
-        """What the pairs that there are say of every time."""
-        return changes(*([run.generation for run in each.runs] for each in self._timed))
+            for side in self.sides:
+                side.quality = held_out_perplexity(job.model, side.recipe, cancel)
 
     def comparison(self, costed: bool = True) -> Comparison:
-        """The result of the pairs that there are; `costed` once nothing is timed any more."""
-        assert self._parity is not None, "what is timed has been checked"
-        beside = [[run] for run in self._watched] or [[], []]
-        before, after = (
-            replace(subject.measurement(timed.runs, others, costed), perplexity=quality)
-            for subject, timed, others, quality in zip(self._subjects, self._timed, beside, self._quality, strict=True)
-        )
-        seen = self._subjects[1].measurement(self._watched[1:], costed=costed) if self._watched else None
+        """The result of the pairs that there are."""
+        before, after = (side.measurement(costed) for side in self.sides)
+        watched, seen, parity = self.after.watched, None, self.after.parity
+        assert parity is not None, "what is timed has been checked"
+        if watched:
+            seen = self.after.subject.measurement(watched, costed=costed)
         return Comparison(
             **self._described,
             baseline=before,
             selection=after,
-            parity=self._parity,
+            parity=parity,
             watched=seen,
             watching_cost_percent=_cost_percent(seen, after),
-            changes=self.changes(),
+            changes=self.after.changes_from(self.before),
         )
 
-    def close(self) -> None:
-        """Give the memory back to the device."""
-        for subject in self._subjects:
-            subject.close()
-
-    def _enter(self, phase: str, about: str, message: str) -> None:
+    def _enter(self, phase: str, about: Recipe, message: str) -> None:
         self._tally.say(message)
-        self._on_phase(phase, about)
+        self._on_phase(phase, str(about))
 
 
 def _cost_percent(watched: Measurement | None, measured: Measurement) -> float | None:
     if watched is None or watched.total_ms is None or measured.total_ms is None:
         return None
     return round((watched.total_ms.p50 / measured.total_ms.p50 - 1) * 100, 2)
+
+
+Climb = list[tuple[str, tuple[str, ...], Recipe]]
+"""Rungs to be measured: a technique's name, what goes along with it, and the recipe."""
+
+ROOM = 2
+"""Engines are kept side by side while so many times what the largest run and its check take is still free."""
+
+
+@on_its_device
+def ladder(
+    model: Model,
+    prompts: Prompts | None = None,
+    recipe: RecipeLike = "all",
+    *,
+    repeats: int | None = None,
+    budget_s: float | None = None,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+    on_partial: Callable[[Ladder], None] | None = None,
+    **settings: Any,
+) -> Ladder:
+    """Credit each technique of `recipe` with its own milliseconds and bytes.
+
+    Techniques are added one by one in canonical order, each with what it requires, and then left out of the full
+    recipe one by one, each with what needs it. Every recipe is checked against the baseline; then all are timed in
+    turn, a round from first to last and the next one back, until every rung's own times are known to one or two
+    percent, or for `budget_s` seconds (default: two a recipe), but six rounds at least; or exactly `repeats`
+    rounds. Their memory stays side by side; where that does not fit, each is prepared and warmed up anew in every
+    round. Prompts and `settings` are those of `compare`. `on_partial` is given what is known after each round but the
+    last. Once `cancel` is set, the ladder that comes back holds what was measured until then and is marked partial.
+
+    Errors: RecipeError, PromptError, OutOfMemory.
+    """
+    if budget_s is not None:
+        check_budget(budget_s)
+    full = as_recipe(recipe, model.device, model.config)
+    job = RunInputs.of(model, prompts, repeats, settings)
+    with closing(open_source(model.device)) as source:
+        climb = _Climb(job, full, source, cancel)
+        budget_s = PAIR_BUDGET_S / 2 * len(climb.entries) if budget_s is None else budget_s
+        rounds = Rounds(repeats, budget_s, climb.own_times)
+        stopped = False
+        try:
+            climb.measure(rounds, progress, on_partial)
+        except Cancelled:
+            stopped = True
+        finally:
+            climb.close()
+        return climb.result(partial=stopped)
+
+
+def rungs_up(full: Recipe) -> Climb:
+    """The rungs from the baseline to the full recipe. A technique whose requirements come later brings them along."""
+    named, chosen = {t.name: t for t in full}, list[Technique]()
+    climb: Climb = [("", (), Recipe())]
+    for t in full:
+        if t not in chosen:
+            along = [name for name in _required(t.name, named) if named[name] not in chosen]
+            chosen += [*(named[name] for name in along), t]
+            climb.append((t.name, tuple(along), Recipe(tuple(chosen))))
+    return climb
+
+
+def rungs_down(full: Recipe) -> Climb:
+    """The full recipe less each technique and what needs it; nothing to tell where there is only one."""
+    if len(full) < 2:
+        return []
+    return [(t.name, along, rest) for t in full for rest, along in [full.without(t.name)]]
+
+
+def _required(name: str, named: dict[str, Technique]) -> list[str]:
+    """What a technique requires, and what those require, in the order in which they can be added."""
+    found: list[str] = []
+    for needed in named[name].requires:
+        found += [*(each for each in _required(needed, named) if each not in found), needed]
+    return list(dict.fromkeys(found))
+
+
+class _Climb:
+    """Every distinct recipe of a ladder, from the first to the last, and the rungs that they make."""
+
+    def __init__(self, job: RunInputs, full: Recipe, source: Source, cancel: Cancel | None) -> None:
+        self._job, self._full, self._cancel = job, full, cancel
+        self._up, self._down = rungs_up(full), rungs_down(full)
+        self._described = job.described()
+        recipes = {str(recipe): recipe for _, _, recipe in (*self._up, *self._down)}
+        self.entries = {name: _Side(job, recipe, source, cancel) for name, recipe in recipes.items()}
+        self._most_bytes = 0
+
+    def measure(self, rounds: Rounds, progress: Progress | None, on_partial: Callable[[Ladder], None] | None) -> None:
+        """Check all, then time all in turn. Cancelled once it is stopped."""
+        job, num, entries = self._job, len(self.entries), list(self.entries.values())
+        tally = Tally(num * (2 + rounds.expected), progress)
+        tally.say("reading what the baseline says")
+        parity_check = ParityCheck(job.model.decoder, job.rows, job.settings, cancel=self._cancel)
+        for each in entries:
+            self._check(each, parity_check, tally)
+        tell = None if on_partial is None else lambda: on_partial(self.result(partial=False, costed=False))
+        in_turn([each.timed for each in entries], rounds, tally, self._cancel, on_round=tell)
+        tally.say("done")
+
+    def _check(self, entry: _Side, parity_check: ParityCheck, tally: Tally) -> None:
+        recipe = entry.recipe
+        tally.say(f"warming up {recipe}")
+        tokens = entry.subject.prepare(tally.building)
+        tally.finish()
+        tally.say(f"checking {recipe}")
+        self._most_bytes = max(self._most_bytes, entry.subject.run_bytes + parity_check.recorded_bytes)
+        if entry.stays and free_bytes_of(self._job.model.decoder.device) < ROOM * self._most_bytes:
+            for each in self.entries.values():
+                each.stays = False
+            self.close()
+        if not entry.stays:
+            entry.subject.close()
+        entry.parity = parity_check.judge(recipe.parts, tokens, recipe.tolerance)
+        if self._full.lossy and (recipe.lossy or not recipe):
+            entry.quality = held_out_perplexity(self._job.model, recipe, self._cancel)
+        tally.finish()
+
+    def own_times(self) -> list[Change]:
+        """Every time of each rung, as `compare` asks for pairs by every time of its two recipes."""
+        return [change for a, b in self._neighbours() for change in b.changes_from(a).values()]
+
+    def result(self, partial: bool, costed: bool = True) -> Ladder:
+        """The rungs whose recipes have been timed."""
+        timed = {name: each.measurement(costed) for name, each in self.entries.items() if each.timed.runs}
+        climbed: list[Rung] = []
+        left_out: list[Rung] = []
+        for above, (name, along, recipe) in zip([None, *(r for _, _, r in self._up)], self._up, strict=False):
+            if str(recipe) not in timed:
+                break
+            climbed.append(self._rung(name, along, recipe, above, timed))
+        for name, along, recipe in self._down:
+            if str(self._full) in timed and str(recipe) in timed:
+                left_out.append(self._rung(name, along, recipe, self._full, timed))
+        first, last = self.entries[str(Recipe())], self.entries[str(self._full)]
+        whole = last.changes_from(first) if len(climbed) > 1 else {}
+        return Ladder(
+            **self._described,
+            recipe=str(self._full),
+            rungs=tuple(climbed),
+            left_out=tuple(left_out),
+            partial=partial,
+            changes=whole,
+        )
+
+    def close(self) -> None:
+        """Give the memory back to the device."""
+        for each in self.entries.values():
+            each.subject.close()
+
+    def _neighbours(self) -> list[tuple[_Side, _Side]]:
+        """What each rung is compared with, and its own."""
+        up = [str(recipe) for _, _, recipe in self._up]
+        names = [*pairwise(up), *((str(self._full), str(recipe)) for _, _, recipe in self._down)]
+        return [(self.entries[a], self.entries[b]) for a, b in names]
+
+    def _rung(
+        self, name: str, along: tuple[str, ...], recipe: Recipe, against: Recipe | None, timed: dict[str, Measurement]
+    ) -> Rung:
+        own, after = self.entries[str(recipe)], timed[str(recipe)]
+        assert own.parity is not None, "what is timed has been checked"
+        rung = Rung(name, known(name).title if name else "Baseline", along, after, own.parity)
+        if against is None:
+            return rung
+        before, found = timed[str(against)], own.changes_from(self.entries[str(against)], DETAILS)
+        return replace(
+            rung,
+            delta_ms=_delta(found.get("total_ms"), before.total_ms, after.total_ms),
+            delta_ttft_ms=_delta(found.get("ttft_ms"), before.ttft_ms, after.ttft_ms),
+            delta_tpot_ms=_delta(found.get("tpot_ms"), before.tpot_ms, after.tpot_ms),
+            delta_bytes=after.memory["peak"] - before.memory["peak"],
+            changes=found,
+        )
+
+
+def _delta(change: Change | None, before: Spread | None, after: Spread | None) -> Spread | None:
+    """The difference of the medians, so that a row of them adds up, in the interval of the pairs."""
+    if change is None or before is None or after is None:
+        return None
+    low, _, high = change.delta
+    middle = after.p50 - before.p50
+    return Spread(*(round(end, 4) for end in (min(low, middle), middle, max(high, middle))))

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from eet_lab.bench import timing
-from eet_lab.bench.environment import environment
 from eet_lab.bench.measure import as_measurement
-from eet_lab.bench.measured import MEMORY_KEYS, Measurement, Parity, Spread
+from eet_lab.bench.measured import MEMORY_KEYS, Measurement, Parity, Spread, environment
 from eet_lab.bench.paired import Change
-from eet_lab.bench.peers import encoder_to_hf
+from eet_lab.bench.peers import to_hf
 from eet_lab.bench.results import Comparison, changes
 from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
 from eet_lab.bench.timing import PAIR_BUDGET_S, SHARED, Rounds, Series, Tally, check_budget, check_repeats, in_turn
@@ -118,7 +117,7 @@ def encode_all(
             engine = open_engines.enter_context(closing(EncoderEngine(encoder, recipe.parts)))
             series.append(Series(str(recipe), partial(encoded, engine, rows, Batching(batch_tokens), cancel)))
         peers = [name for name in providers if name != OURS]
-        hf = encoder_to_hf(encoder) if peers else None
+        hf = to_hf(encoder) if peers else None
         for name in peers:
             series.append(Series(name, partial(encoded_by_hf, hf, rows, name == SORTED)))
         timing.after_warm_up(series, repeats, progress, cancel)

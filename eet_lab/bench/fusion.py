@@ -20,16 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from eet_lab.bench import timing
-from eet_lab.bench.environment import environment
-from eet_lab.bench.ladder import rungs_up
+from eet_lab.bench.compare import rungs_up
 from eet_lab.bench.launches import is_work
-from eet_lab.bench.measured import Environment, Spread
-from eet_lab.bench.phases import PHASES, Phases
+from eet_lab.bench.measured import Environment, Spread, environment
 from eet_lab.bench.profiler_trace import ProfiledStep
 from eet_lab.bench.timeline import DEVICE
+from eet_lab.bench.timeline_steps import PHASES, Phases, Watch
 from eet_lab.bench.timing import Rounds, Series, Stopwatch, Tally, check_repeats
-from eet_lab.bench.training_batch import Batch
-from eet_lab.bench.watch import Watch
+from eet_lab.bench.training import Batch
 from eet_lab.bench.workloads import TrainBatch
 from eet_lab.devices import present
 from eet_lab.models import Model

@@ -1,7 +1,8 @@
 """What can stand in for an op: PyTorch's own functions, FlashInfer, and our kernels with several rows at a time.
 
-Attention by others is PyTorch's SDPA in each of its kernels, its varlen call, and FlashInfer's decode. To add a
-provider: an `OpProvider` in a tuple.
+Attention by others is PyTorch's SDPA in each of its kernels, its varlen call, and FlashInfer's decode. Ours of training
+are the pieces of the recipe "all", where its techniques put them: what a technique brings is measured as soon as it is
+registered, and what none has brought is plain PyTorch. To add a provider: an `OpProvider` in a tuple.
 
 T tokens, B rows, Q queries a row, K keys, H heads, G KV heads, D head dim.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -21,13 +23,37 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 
-from eet_lab.bench.op_provider import Inputs, OpProvider, Prepared
+from eet_lab.bench.op_workloads import OpProvider
 from eet_lab.bench.rows import OURS
 from eet_lab.bench.static_decoder import ACTS
 from eet_lab.bench.static_decoder import norm as torch_norm
 from eet_lab.bench.timing import LeftOut
-from eet_lab.bench.train_op_providers import TRAINING
+from eet_lab.bench.train_ops import (
+    BETAS,
+    DECAY,
+    EPS,
+    LIGER,
+    LR,
+    TRAIN_CASES,
+    AdamWShape,
+    AttentionGradShape,
+    CrossEntropyShape,
+    Forward,
+    Inputs,
+    LinearCrossEntropyShape,
+    NormGradShape,
+    Prepared,
+    chunked,
+    compiled,
+    differentiated,
+    eager,
+    sdpa_backward,
+    torch_update,
+    updates,
+    with_gradients,
+)
 from eet_lab.errors import first_line
+from eet_lab.models.config import PRESETS
 from eet_lab.ops import cuda, native, reference
 from eet_lab.ops.cases import Case
 from eet_lab.ops.cuda.norm import INTERLEAVED
@@ -35,7 +61,12 @@ from eet_lab.ops.int8_cases import Int8Shape
 from eet_lab.ops.next_token_case import NextTokenShape
 from eet_lab.ops.row_cases import NormShape
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
-from eet_lab.ops.types import fresh
+from eet_lab.ops.types import Linear, Spec, autograd, fresh
+from eet_lab.parts import Parts
+from eet_lab.parts.losses import Head
+from eet_lab.parts.passes import Batching, Text
+from eet_lab.parts.staging import Staging, sent
+from eet_lab.texts import as_recipe
 
 OPS = ("attention",)
 PAGE = 16  # columns of FlashInfer's cache that lie together; vLLM's and SGLang's default
@@ -253,6 +284,97 @@ ROWS = (
     ),
 )
 
+
+@cache
+def _parts(device: str) -> Parts:
+    """Those of everything that is there for training, with the sources of its kernels built."""
+    parts = as_recipe("all", device, PRESETS["gpt2"].in_training).parts
+    if kernels := parts.train_ops.kernels:
+        native.prepare(kernels)
+    return parts
+
+
+def piece(op: Callable, name: str) -> Callable:
+    """What an op is composed of under that keyword, or the reference of that name."""
+    while isinstance(op, partial):  # whose signature is that of what it wraps
+        if name in op.keywords:
+            return op.keywords[name]
+        op = op.func
+    bound = inspect.signature(op).parameters.get(name)
+    return getattr(reference, name) if bound is None else bound.default
+
+
+def ours(shape: Any, inputs: Inputs) -> Prepared:
+    """The parts' norm, loss or attention, differentiated, or their optimizer's update."""
+    if isinstance(shape, AdamWShape):
+        return our_update(inputs)
+    parts = _parts(inputs[0].device.type)
+    forwards: dict[type, Forward] = {
+        NormGradShape: partial(piece(parts.train_ops.norm_linear, "norm"), empty=autograd),
+        CrossEntropyShape: piece(parts.loss, "cross_entropy"),
+        LinearCrossEntropyShape: partial(_our_linear_cross_entropy, parts),
+        AttentionGradShape: partial(_our_attention, parts),
+    }
+    return differentiated(forwards, shape, inputs)
+
+
+def _our_linear_cross_entropy(parts: Parts, states: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    layer = Linear(weight, None)
+    head = Head(lambda some, linear=reference.linear: linear(some, layer, empty=autograd), (weight,))
+    return parts.loss(states, labels, head)
+
+
+def _our_attention(parts: Parts, qkv: Tensor) -> Tensor:
+    """Attention as a trainer's passes have it: the rows' tokens as the parts lay them out."""
+    B, S, _, H, D = qkv.shape
+    groups = [*parts.texts([Text([0] * S, None, (0,))] * B, Batching(B * S))]
+    ops, outs = parts.train_ops.differentiable(None), []
+    for group, some in zip(groups, qkv.split([len(group.texts) for group in groups]), strict=True):
+        batch = sent(group.laid_out(), Staging(qkv.device)).batch
+        attend = parts.attend(ops, batch, None, empty=autograd, window=None)
+        outs.append(attend(0, some.reshape(-1, 3 * H * D), Spec(H, H, D)))
+    return torch.cat(outs).view(B, S, H, D)
+
+
+def our_update(inputs: Inputs) -> Prepared:
+    """The parts' optimizer; 16-bit weights have a copy in fp32."""
+    own = with_gradients(inputs)
+    groups = [{"params": list(own), "weight_decay": DECAY}]
+    optimizer = _parts(own[0].device.type).optimizer(groups, "adamw", seed=0, lr=LR, betas=BETAS, eps=EPS)
+    return updates(optimizer, own)
+
+
+def _on_gpu(what: str, device: str) -> str | None:
+    return None if device == "cuda" else f"{what} needs an NVIDIA GPU"
+
+
+def _liger_unavailable(device: str) -> str | None:
+    if device != "cuda":
+        return _on_gpu("Liger", device)
+    there = find_spec("liger_kernel") and find_spec("triton")
+    return None if there else "Liger is not installed: pip install liger-kernel"
+
+
+def _chunked_unavailable(device: str) -> str | None:
+    if hasattr(F, "linear_cross_entropy"):
+        return None
+    return f"torch {torch.__version__} has no torch.nn.functional.linear_cross_entropy"
+
+
+ALL = tuple(case.op for case in TRAIN_CASES)
+GRADIENTS = tuple(op for op in ALL if op != "adamw")
+LINEAR, LOSS = "linear_cross_entropy", "cross_entropy"
+CHUNKED: dict[type, Forward] = {LinearCrossEntropyShape: chunked}
+CUDNN = partial(sdpa_backward, SDPBackend.CUDNN_ATTENTION)
+TRAINING = (
+    OpProvider(OURS, ALL, ours),
+    OpProvider("torch-eager", ALL, eager),
+    OpProvider("torch-compile", GRADIENTS, compiled, partial(_on_gpu, "PyTorch's compiled code")),
+    OpProvider("torch-fused", ("adamw",), partial(torch_update, "fused")),
+    OpProvider("torch-linear-cross-entropy", (LINEAR,), partial(differentiated, CHUNKED), _chunked_unavailable),
+    OpProvider("torch-cudnn-attention", ("attention_backward",), CUDNN, partial(_on_gpu, "cuDNN's kernel")),
+    OpProvider("liger", ("norm_backward", LOSS, LINEAR), partial(differentiated, LIGER), _liger_unavailable),
+)
 
 PROVIDERS: dict[str, OpProvider] = {provider.name: provider for provider in (*PLAIN, *ROWS, *ATTENTION, *TRAINING)}
 

@@ -1,4 +1,4 @@
-"""Workloads of a single op, under names such as `op:decode_attention/b1/kv1024/h25/d64`.
+"""Workloads of a single op, under names such as `op:decode_attention/b1/kv1024/h25/d64`, and what a provider of one is.
 
 Sizes are read from the name and checked before any input is made.
 
@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from eet_lab.bench.static_decoder import ACTS
-from eet_lab.bench.train_cases import (
+from eet_lab.bench.train_ops import (
     TRAIN_CASES,
     AdamWShape,
     AttentionGradShape,
     CrossEntropyShape,
+    Inputs,
     LinearCrossEntropyShape,
     NormGradShape,
+    Prepared,
     TrainCase,
 )
 from eet_lab.engine.settings import Settings
@@ -77,6 +79,27 @@ class OpWorkload:
         if not sizes:
             return tuple(cls(case, shape) for shape in case.bench)
         return (cls(case, read(case, sizes)),)
+
+
+def always(given: Any) -> str | None:
+    """No reason against: for what runs everywhere, or takes all sizes."""
+    return None
+
+
+@dataclass(frozen=True)
+class OpProvider:
+    """A way to do some ops. What it leaves out of an op is said in `less`: then its output is not compared.
+
+    `make(shape, inputs)` may lay the inputs out as it likes best: only the call is timed. It raises `LeftOut` for sizes
+    that it does not take.
+    """
+
+    name: str
+    ops: tuple[str, ...]
+    make: Callable[[Any, Inputs], Prepared]
+    unavailable: Callable[[str], str | None] = always
+    less: str = ""
+    unfit: Callable[[Any], str | None] = always
 
 
 def evenly_spaced(low: int, high: int, num: int) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from eet_lab.bench import tables
-from eet_lab.bench.environment import placed
 from eet_lab.bench.measured import (
     MEMORY_KEYS,
     TIMES,
@@ -24,6 +23,7 @@ from eet_lab.bench.measured import (
     Spread,
     TimedTokens,
     p50,
+    placed,
 )
 from eet_lab.bench.paired import DETAILS, LEVEL, Change
 from eet_lab.codec import (

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eet_lab.bench.environment import device_name, versions
-from eet_lab.bench.measured import Parity, Spread
+from eet_lab.bench.measured import Parity, Spread, device_name, versions
 from eet_lab.codec import decode, encode, parse
 from eet_lab.errors import PromptError, ResultError, did_you_mean
 from eet_lab.models import Config

@@ -1,20 +1,22 @@
 """Many requests through one engine: all at once, as a server has them, or a stream of one after the other.
 
 A row of `serve:llama-1b/r256/p100-1024/n512/all`: 256 prompts of random lengths from 100 to 1,024 tokens, drawn with
-seed 0, 512 new tokens for each, all there at once, in process: tokens per second, and how long each request waited.
-A stream tells how fast it was, and what it allocated.
+seed 0, 512 new tokens for each, all there at once: tokens per second, and how long each request waited. They go through
+an engine of this process, or over HTTP on loopback: the server's engine has a thread of this process, as in
+`eet_lab.serve`, and the client is a process of its own. A stream tells how fast it was, and what it allocated.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from eet_lab.bench import timing
@@ -23,21 +25,101 @@ from eet_lab.bench.measured import Parity, Spread
 from eet_lab.bench.parity import ParityCheck, parity
 from eet_lab.bench.peers import to_hf
 from eet_lab.bench.rows import OURS, Row, distinct, equality, named, taken
-from eet_lab.bench.serving_http import HTTP, served_over_http, streamed_text
-from eet_lab.bench.serving_run import ServingRun
 from eet_lab.bench.timing import Series, on_host
 from eet_lab.bench.workloads import Requests, Stream
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings, checked_prompts
-from eet_lab.errors import Cancelled, RecipeError
+from eet_lab.errors import Cancelled, RecipeError, SetupError
 from eet_lab.memory import live_bytes
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device
+from eet_lab.models.transcript import Transcript, ended_by
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling import Request
 from eet_lab.scheduling.served import percentiles
+from eet_lab.scheduling.traffic import Traffic
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
+from eet_lab.words import counted
+
+
+class ServingRun(NamedTuple):
+    """Seconds in all, and for each request the ms to its first token and to its last, and how many tokens it got.
+
+    What it got is told by `tokens`, or by `texts` where only these came.
+    """
+
+    total_s: float
+    first_ms: Sequence[float]
+    last_ms: Sequence[float]
+    counts: Sequence[int]
+    tokens: Sequence[Sequence[int]] | None = None
+    texts: Sequence[str] | None = None
+
+    @property
+    def tok_s(self) -> float:
+        return sum(self.counts) / self.total_s
+
+    @property
+    def tpot_ms(self) -> list[float]:
+        """The times of the requests that have more than one token."""
+        each = zip(self.first_ms, self.last_ms, self.counts, strict=True)
+        return [(last - first) / (count - 1) for first, last, count in each if count > 1]
+
+
+HTTP = "eet_lab-http"
+TIMEOUT_S = 3600.0
+UP_S = 600.0
+
+
+@contextmanager
+def served_over_http(
+    model: Model, recipe: Recipe, prompts: Sequence[Sequence[int]], settings: Settings, cancel: Cancel | None = None
+) -> Iterator[Callable[[], ServingRun]]:
+    """A server that lasts as long as the block, and what sends it all requests at once. Errors: SetupError, Cancelled.
+
+    All times count from the moment at which all are due; connecting is in them.
+    """
+    try:
+        from eet_lab.serving.handle import serve
+    except ImportError as error:
+        raise SetupError(f"{HTTP} needs {error.name}: pip install 'eet-lab[serve]'") from error
+    from eet_lab.serving.load import Target, run_load
+
+    lengths = np.array([len(prompt) for prompt in prompts])
+    traffic = Traffic(np.zeros(len(prompts)), lengths, np.full(len(prompts), settings.max_new_tokens), "all at once")
+    limits: dict[str, Any] = {
+        "max_queued_requests": len(prompts),
+        "max_queued_tokens": int(lengths.sum()),
+        "request_s": TIMEOUT_S,
+    }
+    columns = int(lengths.max()) + settings.max_new_tokens
+    server = serve(model, recipe, max_model_len=columns, **limits)
+
+    def run() -> ServingRun:
+        loaded = run_load(
+            Target(server.url), traffic, prompts, timeout_s=TIMEOUT_S, keep_text=True, apart=True, cancel=cancel
+        )
+        if loaded.reasons:
+            missing = counted(sum(loaded.reasons.values()), "request")
+            raise SetupError(f"The server did not answer {missing}: {'; '.join(loaded.reasons)}.")
+        first, last = loaded.first_ms.tolist(), loaded.last_ms.tolist()
+        return ServingRun(loaded.span_s, first, last, loaded.told.tolist(), texts=loaded.texts)
+
+    try:
+        server.wait_until_up(UP_S)
+        yield run
+    finally:
+        server.stop()
+
+
+def streamed_text(model: Model, tokens: Sequence[int]) -> str:
+    """The text of an answer of these tokens, as a server streams it."""
+    from eet_lab.serving.service import ends_of
+
+    transcript = Transcript(ended_by(ends_of(model), partial(model.decode, special=False)))
+    return "".join(transcript.add([token]) for token in tokens) + transcript.finish()
+
 
 RECIPE = "all,continuous_batching:rows=256:budget=2048"
 HF = "hf-generate-batch"

@@ -1,19 +1,37 @@
-"""Taking the timeline: an engine runs a few steps on their own, first without torch's profiler, then with it."""
+"""Taking the timeline of a step, of decoding or of training: first without torch's profiler, then with it.
+
+A training step has phases, as its parts pass through them: forward, backward, and the update of the weights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from functools import partial, wraps
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from eet_lab.bench.launches import Call, around_each, decode_calls
-from eet_lab.bench.profiler_trace import OP, ProfiledStep
-from eet_lab.bench.timeline import Timeline, Timelines, with_bytes
-from eet_lab.bench.watch import SAMPLES, Watch, median_of, timeline_of
-from eet_lab.bench.workloads import RunInputs
+from eet_lab.bench.measured import device_name, environment
+from eet_lab.bench.profiler_trace import MARK, OP, PHASE, ProfiledStep, read_steps
+from eet_lab.bench.timeline import MOST_SPANS, Span, Timeline, Timelines, with_bytes
+from eet_lab.bench.timing import check
+from eet_lab.bench.training import Batch
+from eet_lab.bench.workloads import RunInputs, TrainBatch
+from eet_lab.devices import present
 from eet_lab.engine.engine import Engine
-from eet_lab.errors import Cancelled
+from eet_lab.errors import Cancelled, MonitorError, first_line
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device
 from eet_lab.parts import Parts
@@ -21,6 +39,194 @@ from eet_lab.parts.launch import Decode
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
 from eet_lab.texts import Prompts, RecipeLike, as_recipe
+from eet_lab.threads import cpu_threads
+from eet_lab.words import counted
+
+SAMPLES = 3
+"""Steps without the profiler, and with it: the one of median length is shown."""
+
+Item = TypeVar("Item")
+
+
+class Watch:
+    """Times some steps, and has the profiler watch others; nothing else is on the device when one of them begins."""
+
+    def __init__(self, device: str) -> None:
+        self.plain_us = list[float]()
+        self._device = device
+        self._profile: profile | None = None
+        self._trace: dict[str, Any] = {}
+
+    def time(self, run: Callable[[], Any]) -> None:
+        """Run a step without the profiler."""
+        self._wait()
+        start = time.perf_counter()
+        run()
+        self._wait()
+        self.plain_us.append((time.perf_counter() - start) * 1e6)
+
+    def watch(self, run: Callable[[], Any]) -> None:
+        """Run a step under the profiler."""
+        if self._profile is None:
+            self._profile = _started(self._device)
+        self._wait()
+        with record_function(MARK):
+            run()
+        self._wait()
+
+    def finish(self) -> None:
+        """The profiler has seen enough."""
+        watching = self._profile
+        self.close()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            watching.export_chrome_trace(str(path))  # type: ignore[union-attr]
+            self._trace = json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)
+
+    def steps(self) -> list[ProfiledStep]:
+        """What was watched, once that is finished."""
+        return read_steps(self._trace)
+
+    def marked(self, name: str) -> AbstractContextManager:
+        """What is done within has this name in the trace. A mark takes microseconds, so there is none while nobody
+        watches.
+        """
+        return NOTHING if self._profile is None else record_function(name)
+
+    def begin(self, phase: str) -> None:
+        """A phase of a step begins here."""
+        with self.marked(PHASE + phase):
+            pass
+
+    def close(self) -> None:
+        """End the profiler where a run broke off."""
+        watching, self._profile = self._profile, None
+        if watching is not None:
+            watching.stop()
+
+    def _wait(self) -> None:
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+
+
+NOTHING = nullcontext()
+TAKEN = "torch's profiler cannot watch the step: {}. End the other profile, and take the timeline again."
+
+
+def _started(device: str) -> profile:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else its library writes lines into the notebook
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
+    if torch.autograd._profiler_enabled():  # some versions would end the other one without a word
+        raise MonitorError(TAKEN.format("a profile is under way in this thread"))
+    watching = profile(activities=activities)
+    try:
+        watching.start()
+    except RuntimeError as error:
+        raise MonitorError(TAKEN.format(first_line(error))) from error
+    return watching
+
+
+def median_of(found: Iterable[Item], key: Callable[[Item], float]) -> Item:
+    """The one in the middle; of an even number the lower one."""
+    ordered = sorted(found, key=key)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def timeline_of(model: Model, recipe: Recipe, step: ProfiledStep, plain_us: Sequence[float], **sizes: Any) -> Timeline:
+    """The timeline of a step that was watched, with at most `MOST_SPANS` spans; `sizes` are the rest of its fields."""
+    on_gpu = model.device == "cuda"
+    spans, num_left_out = earliest(step.spans, MOST_SPANS)
+    return Timeline(
+        recipe=str(recipe),
+        device_kind="cuda" if on_gpu else "cpu",
+        source=f"torch.profiler, {device_name('cuda') if on_gpu else 'CPU'}",
+        origin=environment(model).origin,
+        spans=spans,
+        step_us=step.step_us,
+        unprofiled_us=median(plain_us),
+        num_launches=step.num_launches,
+        device_busy_us=step.device_busy_us if on_gpu else None,
+        num_left_out=num_left_out,
+        remark=_remark(step, model.device, num_left_out),
+        **sizes,
+    )
+
+
+def earliest(spans: Sequence[Span], most: int) -> tuple[tuple[Span, ...], int]:
+    """The `most` spans that begin first, and how many are left out."""
+    kept = sorted(sorted(range(len(spans)), key=lambda place: spans[place].start_us)[:most])
+    places = {old: new for new, old in enumerate(kept)}
+    found = []
+    for span in (spans[old] for old in kept):
+        found.append(span if span.launch is None else replace(span, launch=places.get(span.launch)))
+    return tuple(found), len(spans) - len(kept)
+
+
+def _remark(step: ProfiledStep, device: str, num_left_out: int) -> str:
+    """What could not be seen."""
+    has_kernels = any(span.lane == "device" for span in step.spans)
+    remarks = {
+        "On a CPU a call of PyTorch computes before it returns: there is a host and no device.": device == "cpu",
+        "The driver gave the profiler no kernels, so only the host is seen.": device == "cuda" and not has_kernels,
+        f"The launches of {counted(step.num_unlaunched, 'kernel')} were not seen.": step.num_unlaunched > 0,
+        f"{counted(num_left_out, 'span')} at the end of the step are left out.": num_left_out > 0,
+    }
+    return " ".join(text for text, applies in remarks.items() if applies)
+
+
+PHASES = ("forward", "backward", "update")
+
+
+class Phases:
+    """Tells `begin` when a phase begins, by its name; a batch of several passes goes forward and backward in each.
+
+    A pass goes forward with its first op, and backward once its loss is differentiated. What a loss differentiates
+    itself, as one in chunks does, is forward. `around` surrounds each op. Calls may come from a thread of PyTorch's.
+    """
+
+    def __init__(
+        self, begin: Callable[[str], None], around: Callable[[str], AbstractContextManager] | None = None
+    ) -> None:
+        self._begin, self._around = begin, around
+        self._now = ""
+
+    def within(self, parts: Parts) -> Parts:
+        """The parts with ops and a loss that come by here."""
+
+        @wraps(parts.loss)
+        def loss(*args: Any, **keywords: Any) -> Tensor:
+            total = parts.loss(*args, **keywords)
+            if total.requires_grad:
+                total.register_hook(self._goes_back)
+            return total
+
+        # Python is not there when a captured pass is replayed: passes are launched one by one.
+        eager = {name: getattr(Parts(), name) for name in ("step_launch",) if hasattr(parts, name)}
+        return replace(parts, train_ops=around_each(parts.train_ops, self._op), loss=loss, **eager)
+
+    def start(self) -> None:
+        """A step begins."""
+        self._now = ""
+        self._enter("forward")
+
+    @contextmanager
+    def _op(self, name: str) -> Iterator[None]:
+        self._enter("forward")
+        if self._around is None:
+            yield
+            return
+        with self._around(name):
+            yield
+
+    def _goes_back(self, grad: Tensor) -> None:
+        self._enter("backward")
+        Variable._execution_engine.queue_callback(lambda: self._enter("update"))
+
+    def _enter(self, phase: str) -> None:
+        if phase != self._now:
+            self._now = phase
+            self._begin(phase)
+
 
 NEW_TOKENS = 2 * SAMPLES + 4
 """The first of them come while libraries and graphs warm up."""
@@ -127,3 +333,62 @@ def _calls(model: Model, recipe: Recipe, num_rows: int, num_columns: int) -> tup
     if not all(type(technique).__module__.startswith("eet_lab.") for technique in recipe):
         return ()
     return decode_calls(model.config, recipe.parts, num_rows, num_columns, model.decoder.dtype)
+
+
+WARM = 2
+"""Steps before those that are timed: the optimizer's state is made in the first."""
+
+
+def training_timelines(
+    model: Model,
+    workload: TrainBatch | str,
+    recipe: RecipeLike = "all",
+    *,
+    baseline: RecipeLike = "",
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> Timelines:
+    """A step under `baseline` and one under `recipe`, each by a trainer of its own, on the same batch.
+
+    `plot` draws them, and `eet_lab.bench.timeline.write_trace` writes them for Perfetto. Errors: those of
+    `training_timeline`.
+    """
+    found = []
+    for done, each in enumerate((baseline, recipe)):
+        if progress is not None:
+            progress(done, 2, f"taking the timeline of {each or 'baseline'}")
+        found.append(training_timeline(model, workload, each, cancel=cancel))
+    return Timelines(*found)
+
+
+def training_timeline(
+    model: Model, workload: TrainBatch | str, recipe: RecipeLike = "all", *, cancel: Cancel | None = None
+) -> Timeline:
+    """One steady step on a batch such as `train:demo/b8/s64`, watched by torch's profiler.
+
+    Passes that a recipe captures are launched one by one here, so that each phase can be told; shares are told of a
+    step as the recipe launches it. Errors: RecipeError, PromptError, ModelError, OutOfMemory, Cancelled, and
+    MonitorError where another profiler is at work.
+    """
+    chosen = as_recipe(recipe, model.device, model.config.in_training)
+    with cpu_threads(model.device), present(model.network.device), closing(Watch(model.device)) as watch:
+        batch = Batch.of(TrainBatch.of(workload, model), model)
+        phases = Phases(watch.begin, lambda name: watch.marked(OP + name))
+        plain, seen = (batch.trainer(parts) for parts in (chosen.parts, phases.within(chosen.parts)))
+
+        def step() -> None:
+            phases.start()
+            seen.step(batch.examples, cancel)
+
+        for trainer in (plain, seen):
+            for _ in range(WARM):
+                check(cancel)
+                trainer.step(batch.examples, cancel)
+        for _ in range(SAMPLES):
+            watch.time(partial(plain.step, batch.examples, cancel))
+        for _ in range(SAMPLES):
+            watch.watch(step)
+        watch.finish()
+        found = median_of(watch.steps(), key=lambda each: each.step_us)
+        sizes = {"num_rows": len(batch.examples), "num_columns": batch.num_tokens, "stage": "train"}
+        return timeline_of(model, chosen, found, watch.plain_us, **sizes)

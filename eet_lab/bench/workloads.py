@@ -8,7 +8,7 @@ from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
-from eet_lab.bench.environment import environment
+from eet_lab.bench.measured import environment
 from eet_lab.bench.op_workloads import OP, TIMED_CASES, OpWorkload, evenly_spaced
 from eet_lab.bench.rows import TRAIN
 from eet_lab.bench.timing import check_repeats

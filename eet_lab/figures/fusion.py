@@ -7,7 +7,7 @@ from collections.abc import Callable
 import plotly.graph_objects as go
 
 from eet_lab.bench.fusion import FusionMap, FusionRung, Gain, PhaseWork
-from eet_lab.bench.phases import PHASES
+from eet_lab.bench.timeline_steps import PHASES
 from eet_lab.figures import theme
 from eet_lab.words import MiB, brief, percent
 

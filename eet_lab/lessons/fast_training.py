@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from eet_lab.bench.launches import TorchCalls, is_work
 from eet_lab.bench.rows import Row
-from eet_lab.bench.training_compare import TrainComparison, compare_training
+from eet_lab.bench.training import TrainComparison, compare_training
 from eet_lab.devices import checked_device
 from eet_lab.figures import theme
 from eet_lab.lessons import recorded

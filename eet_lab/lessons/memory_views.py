@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import torch
 from IPython.display import HTML
 
-from eet_lab.bench.environment import device_name
+from eet_lab.bench.measured import device_name
 from eet_lab.bench.run_memory import KVUse
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import StepEvent

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from IPython.display import HTML, Code, display
 
 from eet_lab.bench import Comparison, Ladder
-from eet_lab.bench.environment import device_name
+from eet_lab.bench.measured import device_name
 from eet_lab.bench.rows import Row
 from eet_lab.errors import PlanError, did_you_mean
 from eet_lab.figures.outputs import show

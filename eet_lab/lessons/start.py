@@ -9,7 +9,7 @@ from typing import Any
 
 from IPython.display import HTML
 
-from eet_lab.bench.environment import device_name
+from eet_lab.bench.measured import device_name
 from eet_lab.devices import default_device
 from eet_lab.doctor import diagnose, to_html
 from eet_lab.doctor.check import summary

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import eet_lab
-from eet_lab.bench.environment import device_name, versions
+from eet_lab.bench.measured import device_name, versions
 from eet_lab.bench.timing import check_repeats
 from eet_lab.errors import CostError
 from eet_lab.models import Model

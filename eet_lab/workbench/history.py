@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from eet_lab.bench.environment import placed
+from eet_lab.bench.measured import placed
 from eet_lab.bench.results import read_result
 from eet_lab.bench.timeline import Timelines, encode, timelines_of
 from eet_lab.codec import content_of

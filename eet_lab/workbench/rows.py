@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 
 from eet_lab import codec
 from eet_lab.bench import Comparison, Ladder, Measurement, Run
-from eet_lab.bench.environment import describe, moment, placed
+from eet_lab.bench.measured import describe, moment, placed
 from eet_lab.codec import Bytes, Ms, Name, Text, Whole, content_of
 from eet_lab.errors import EETError, ResultError
 from eet_lab.labels import short_form

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from eet_lab.bench import cost
-from eet_lab.bench.training_compare import TrainComparison, compare_training
+from eet_lab.bench.training import TrainComparison, compare_training
 from eet_lab.devices import present
 from eet_lab.errors import RecipeError, TrainingError
 from eet_lab.models import Model

@@ -10,7 +10,7 @@ from typing import Any
 import ipywidgets as W
 
 from eet_lab.bench.paired import memory_words
-from eet_lab.bench.training_compare import TrainComparison, TrainedSide
+from eet_lab.bench.training import TrainComparison, TrainedSide
 from eet_lab.figures import theme
 from eet_lab.figures.live import Point, StripCharts
 from eet_lab.models import Model

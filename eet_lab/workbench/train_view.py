@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
 
-from eet_lab.bench.training_compare import TrainComparison
+from eet_lab.bench.training import TrainComparison
 from eet_lab.errors import TrainingError
 from eet_lab.models import Model, load
 from eet_lab.technique import Recipe, everything

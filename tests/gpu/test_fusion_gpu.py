@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 import eet_lab
-from eet_lab.bench.phases import PHASES
+from eet_lab.bench.timeline_steps import PHASES
 
 pytestmark = pytest.mark.gpu
 BATCH = "train:demo/b4/s16-64"

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import transformers
 
-from eet_lab.bench.environment import device_name
+from eet_lab.bench.measured import device_name
 from eet_lab.models import Model
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder, mapped

@@ -1,22 +1,26 @@
-"""Cases of what training does with kernels of its own: backward passes, losses, and the update of the weights.
+"""Ops of training with kernels of their own: their cases, and what PyTorch and Liger do for them.
 
-An output is a tuple: the loss, where there is one, and the gradients, or the new weights.
+They are backward passes, losses, and the update of the weights. An output is a tuple: the loss, where there is one, and
+the gradients, or the new weights.
 
 T tokens, B rows, S tokens a row, C channels, V vocabulary, H heads, D head dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from importlib import import_module
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eet_lab.bench.static_decoder import norm
+from eet_lab.bench.timing import LeftOut, capture_stream
 from eet_lab.naming import Form
 from eet_lab.ops.cases import Case
 from eet_lab.ops.shapes import NamedShape, Normal, copied
@@ -26,6 +30,13 @@ from eet_lab.parts.losses import cross_entropy
 Inputs = tuple[Any, ...]
 Forward = Callable[..., Tensor]
 """What is differentiated; it takes the inputs without the gradient of its output."""
+
+
+class Prepared(NamedTuple):
+    """`call` is what is timed; `read` gives its output the rows of the reference's, without pads."""
+
+    call: Callable[[], Any]
+    read: Callable[[Any], Tensor | tuple[Tensor, ...]] = lambda out: out
 
 
 @dataclass(frozen=True)
@@ -232,3 +243,118 @@ TRAIN_CASES = (
     TrainCase("adamw", "adamw", (), (AdamWShape(124),), formula=updated),
 )  # fmt: skip
 """What is timed of training, at the sizes of GPT-2 and of wider norms."""
+
+
+LOSSES = (CrossEntropyShape, LinearCrossEntropyShape)
+
+
+def differentiated(forwards: Mapping[type, Forward], shape: Any, inputs: Inputs) -> Prepared:
+    """The gradients by what is the forward pass of such a shape; a loss is timed with them, all else without."""
+    forward = forwards[type(shape)]
+    if isinstance(shape, LOSSES):
+        own, leaves = trained(inputs)
+
+        def call() -> tuple[Tensor, ...]:
+            loss = forward(*own)
+            return loss.detach(), *torch.autograd.grad(loss, leaves)
+
+        return Prepared(call)
+    *given, outer = inputs
+    own, leaves = trained(tuple(given))
+    out = _forward(forward, own, outer.device)
+    return Prepared(lambda: torch.autograd.grad(out, leaves, outer, retain_graph=True))
+
+
+def _forward(forward: Forward, own: Inputs, device: torch.device) -> Tensor:
+    """A forward pass whose backward pass can be captured."""
+    if device.type != "cuda":
+        return forward(*own)
+    side, stream = capture_stream("cuda"), torch.cuda.current_stream()
+    side.wait_stream(stream)
+    with torch.cuda.stream(side):
+        out = forward(*own)
+    stream.wait_stream(side)
+    return out
+
+
+EAGER: dict[type, Forward] = {
+    NormGradShape: norm,
+    CrossEntropyShape: cross_entropy,
+    LinearCrossEntropyShape: plain_linear_cross_entropy,
+    AttentionGradShape: plain_attention,
+}
+
+
+def eager(shape: Any, inputs: Inputs) -> Prepared:
+    """PyTorch's functions, differentiated, or its update of all tensors together."""
+    if isinstance(shape, AdamWShape):
+        return torch_update("foreach", shape, inputs)
+    return differentiated(EAGER, shape, inputs)
+
+
+def compiled(shape: Any, inputs: Inputs) -> Prepared:
+    """The same compiled for these sizes, forward and backward."""
+    run = torch.compile(EAGER[type(shape)], dynamic=False)
+    with torch._functorch.config.patch(donated_buffer=False):  # else a backward pass can run only once
+        prepared = differentiated({type(shape): run}, shape, inputs)
+        prepared.call()
+    return prepared
+
+
+def sdpa_backward(backend: SDPBackend, shape: AttentionGradShape, inputs: Inputs) -> Prepared:
+    """SDPA by one of its kernels; in a backward pass it is that of the forward pass."""
+    with sdpa_kernel(backend):
+        return differentiated(EAGER, shape, inputs)
+
+
+def chunked(states: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """PyTorch's own, in chunks as it chooses them."""
+    options = torch.nn.LinearCrossEntropyOptions()
+    return F.linear_cross_entropy(states, weight, labels, reduction="sum", options=options)
+
+
+def _liger_norm(x: Tensor, weights: Norm) -> Tensor:
+    if weights.bias is None:
+        raise LeftOut("only its layer norm is timed")
+    apply = import_module("liger_kernel.ops").LigerLayerNormFunction.apply
+    return apply(x, weights.weight, weights.bias, weights.eps)
+
+
+def _liger_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    loss = import_module("liger_kernel.transformers").LigerCrossEntropyLoss(reduction="sum")
+    return loss(logits, labels)
+
+
+def _liger_linear_cross_entropy(states: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    loss = import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss(reduction="sum")
+    return loss(weight, states, labels)
+
+
+LIGER: dict[type, Forward] = {
+    NormGradShape: _liger_norm,
+    CrossEntropyShape: _liger_cross_entropy,
+    LinearCrossEntropyShape: _liger_linear_cross_entropy,
+}
+
+
+def torch_update(how: str, shape: Any, inputs: Inputs) -> Prepared:
+    """PyTorch's, over weights and gradients in fp32, as autocast keeps them."""
+    own = with_gradients(inputs, torch.float32)
+    options = {how: True, "capturable": own[0].is_cuda}
+    return updates(torch.optim.AdamW(own, LR, BETAS, EPS, DECAY, **options), own)
+
+
+def with_gradients(inputs: Inputs, dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
+    """The weights, whose gradients lie with them."""
+    weights, grads = copied(inputs, dtype)
+    for weight, grad in zip(weights, grads, strict=True):
+        weight.requires_grad_().grad = grad
+    return weights
+
+
+def updates(optimizer: Any, weights: tuple[Tensor, ...]) -> Prepared:
+    def call() -> tuple[Tensor, ...]:
+        optimizer.step()
+        return tuple(weight.detach() for weight in weights)
+
+    return Prepared(call)
