@@ -161,12 +161,8 @@ def _timed(rows: Rows, work: Callable[[], tuple[Tensor, int]], device: torch.dev
 
     `held_bytes`: what an earlier run left allocated, which counts for this one too.
     """
-    before = None
-    if device.type == "cuda":
-        before = torch.cuda.memory_allocated(device) - held_bytes
-        torch.cuda.reset_peak_memory_stats(device)
-    run = timing.on_host(work)
-    peak = None if before is None else torch.cuda.max_memory_allocated(device) - before
+    run, peak = timing.with_peak(lambda: timing.on_host(work), device.type)
+    peak = None if peak is None else peak + held_bytes
     return Read(rows, run.seconds, run.value[0], peak, run.value[1], device.type == "cpu" and run.was_disturbed)
 
 

@@ -6,7 +6,7 @@ declare and from a tiny decoder. B rows, T tokens, K columns of the KV cache, L 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, replace
 from functools import partial, wraps
@@ -21,7 +21,6 @@ from eet_lab.engine.settings import Settings
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.models.decoder import forward
 from eet_lab.models.weights import random_decoder
-from eet_lab.ops import reference
 from eet_lab.ops.records import OPS
 from eet_lab.ops.types import Keys, TokenBuffer, fresh
 from eet_lab.parts import Ops, Parts
@@ -180,6 +179,11 @@ def decode_calls(
     return CallRecorder().decoded(engine, empty_buffer(batch, context, META), [(0, context)] * batch)
 
 
+def is_countable(recipe: Iterable[Any]) -> bool:
+    """Whether its ops run on meta tensors; those of a user's own techniques may need real memory."""
+    return all(type(technique).__module__.startswith("eet_lab.") for technique in recipe)
+
+
 def num_launches(calls: tuple[Call, ...]) -> int | None:
     """The launches of all calls together; None where plain PyTorch is among them."""
     known = [call.launches for call in calls if call.launches is not None]
@@ -189,11 +193,6 @@ def num_launches(calls: tuple[Call, ...]) -> int | None:
 def num_bytes(calls: tuple[Call, ...]) -> int:
     """Bytes that a step moves, each once an op: weights, keys, values and activations."""
     return sum(call.read_bytes for call in calls)
-
-
-def declared_launches(name: str, op: Callable) -> int | None:
-    """What the op in a slot declares that it launches; None for plain PyTorch, and for an op of someone else."""
-    return OPS[name].launches if hasattr(op, "kernels") and op.__name__ == name else None
 
 
 class CallRecorder(TorchCalls):
@@ -224,10 +223,8 @@ class CallRecorder(TorchCalls):
     def run(self, name: str, op: Callable, *args: Any, **keywords: Any) -> Any:
         """An op by the name of its slot."""
         record, described = OPS[name], {key: value for key, value in keywords.items() if key != "empty"}
-        launches = declared_launches(name, op)
-        if launches is not None:
-            launches += record.more_launches(*args, **described)
-        self.calls.append(Call(name, launches, record.read_bytes(*args, **described)))
+        launches, work = record.launches_of(op), record.work(*args, **described)
+        self.calls.append(Call(name, None if launches is None else launches + work.more_launches, work.num_bytes))
         if name == "advance":  # it changes its state and gives nothing, so nothing is learned by running it
             return None
         self._in_op = True
@@ -329,7 +326,7 @@ class _Counter(CallRecorder):
 
     def run(self, name: str, op: Callable, *args: Any, **keywords: Any) -> Any:
         before = len(self.calls)
-        result = (getattr(reference, name) if hasattr(op, "kernels") else op)(*args, **keywords)
-        declared = declared_launches(name, op)
+        result = (OPS[name].reference if hasattr(op, "kernels") else op)(*args, **keywords)
+        declared = OPS[name].launches_of(op)
         self.calls[before:] = [Call(name, len(self.calls) - before if declared is None else declared, 0)]
         return result

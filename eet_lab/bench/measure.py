@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from eet_lab.bench.cost import step_cost
-from eet_lab.bench.launches import num_kernels
+from eet_lab.bench.launches import is_countable, num_kernels
 from eet_lab.bench.measured import STEADY_RUNS, Measurement, Spread, TimedTokens
 from eet_lab.bench.results import Run
 from eet_lab.bench.timing import SHARED, check_repeats, on_host
@@ -68,7 +68,6 @@ class Subject:
     ) -> None:
         self.recipe, self.engine = str(recipe), Engine(model.decoder, recipe.parts)
         self._toggles = recipe
-        self._is_ours = all(type(t).__module__.startswith("eet_lab.") for t in recipe)
         self._model, self._rows, self._settings = model, rows, settings
         self._source, self._cancel = source, cancel
         self._memory: dict[str, int] = {}
@@ -151,7 +150,7 @@ class Subject:
         """
         if self.engine.parts.is_captured:
             return 1
-        if self._model.device == "cuda" and not self._is_ours:
+        if self._model.device == "cuda" and not is_countable(self._toggles):
             return "only our own techniques are counted"
         lengths, dtype = [len(row) for row in self._rows], self._model.decoder.dtype
         try:

@@ -234,7 +234,7 @@ class PreparedOp:
         prepared = [make(inputs) for inputs in copies]
         self._equality = judge.ours() if provider is None else judge.verdict(prepared[0], provider.less)
         self._launches = _counted(prepared[0], device, workload.is_captured)
-        self._peak_bytes = peak_of(prepared[0].call) if workload.is_training and device == "cuda" else None
+        self._peak_bytes = timing.with_peak(prepared[0].call, device)[1] if workload.is_training else None
         self._timed = Timed([each.call for each in prepared], device, workload.is_captured)
         self.was_disturbed = False
 
@@ -262,16 +262,6 @@ class PreparedOp:
             "peak_bytes": self._peak_bytes,
             "equality": self._equality,
         }
-
-
-def peak_of(call: Callable[[], Any]) -> int:
-    """The most bytes that a call allocates on the GPU, what it returns among them."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
 
 
 def _arithmetic(workload: OpWorkload, where: str, kind: torch.dtype) -> Callable[[float], dict[str, float]]:

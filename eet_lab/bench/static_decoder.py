@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eet_lab.bench.launches import STEPS, StepLaunches, counting
-from eet_lab.bench.timing import Stopwatch
+from eet_lab.bench.timing import Stopwatch, with_peak
 from eet_lab.engine.settings import Settings
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder
@@ -196,14 +196,11 @@ class Peer(ABC):
 
     def prepare(self) -> Timing:
         """Compile, capture and warm up in the shapes that will be timed; count the memory. The last run's timing."""
-        if self._device.type != "cuda":
-            return self._warm_up()
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        others = torch.cuda.memory_allocated() - self.weight_bytes
-        timing = self._warm_up()
-        self.peak_bytes = int(torch.cuda.max_memory_allocated() - others)
+        if self._device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+        timing, peak = with_peak(self._warm_up, self._device.type)
+        self.peak_bytes = None if peak is None else peak + self.weight_bytes
         return timing
 
     @abstractmethod

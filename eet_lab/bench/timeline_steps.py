@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from eet_lab.bench.launches import Call, around_each, decode_calls
+from eet_lab.bench.launches import around_each, decode_calls, is_countable
 from eet_lab.bench.measured import device_name, environment
 from eet_lab.bench.profiler_trace import MARK, OP, PHASE, ProfiledStep, read_steps
 from eet_lab.bench.timeline import MOST_SPANS, Span, Timeline, Timelines, with_bytes
-from eet_lab.bench.timing import check
+from eet_lab.bench.timing import Tally, check
 from eet_lab.bench.training import Batch
 from eet_lab.bench.workloads import RunInputs, TrainBatch
 from eet_lab.devices import present
@@ -247,12 +247,16 @@ def timelines(
 
     Errors: those of `step_timeline`.
     """
-    found = []
-    for done, each in enumerate((baseline, recipe)):
-        chosen = as_recipe(each, model.device, model.config)
-        if progress is not None:
-            progress(done, 2, f"taking the timeline of {chosen}")
-        found.append(step_timeline(model, prompts, chosen, cancel=cancel, **settings))
+    recipes = (as_recipe(each, model.device, model.config) for each in (baseline, recipe))
+    return _both(lambda chosen: step_timeline(model, prompts, chosen, cancel=cancel, **settings), recipes, progress)
+
+
+def _both(take: Callable[[Recipe], Timeline], recipes: Iterable[Recipe], progress: Progress | None) -> Timelines:
+    found, tally = [], Tally(2, progress)
+    for each in recipes:
+        tally.say(f"taking the timeline of {each}")
+        found.append(take(each))
+        tally.finish()
     return Timelines(*found)
 
 
@@ -282,10 +286,10 @@ def step_timeline(
             if engine.generate(job.rows, job.settings, cancel=cancel).cancelled:
                 raise Cancelled("The timeline was stopped.")
     step, num_columns = probe.median_step()
-    with_sizes = with_bytes(step.spans, _calls(model, chosen, len(job.rows), num_columns))
-    return timeline_of(
-        model, chosen, replace(step, spans=with_sizes), probe.plain_us, num_rows=len(job.rows), num_columns=num_columns
-    )
+    if is_countable(chosen):
+        calls = decode_calls(model.config, chosen.parts, len(job.rows), num_columns, model.decoder.dtype)
+        step = replace(step, spans=with_bytes(step.spans, calls))
+    return timeline_of(model, chosen, step, probe.plain_us, num_rows=len(job.rows), num_columns=num_columns)
 
 
 class Probe(Watch):
@@ -328,13 +332,6 @@ class Probe(Watch):
         return self.marked(OP + name)
 
 
-def _calls(model: Model, recipe: Recipe, num_rows: int, num_columns: int) -> tuple[Call, ...]:
-    """The ops of the step with their bytes; none where an op is a user's own, whose kernels need real memory."""
-    if not all(type(technique).__module__.startswith("eet_lab.") for technique in recipe):
-        return ()
-    return decode_calls(model.config, recipe.parts, num_rows, num_columns, model.decoder.dtype)
-
-
 WARM = 2
 """Steps before those that are timed: the optimizer's state is made in the first."""
 
@@ -353,12 +350,8 @@ def training_timelines(
     `plot` draws them, and `eet_lab.bench.timeline.write_trace` writes them for Perfetto. Errors: those of
     `training_timeline`.
     """
-    found = []
-    for done, each in enumerate((baseline, recipe)):
-        if progress is not None:
-            progress(done, 2, f"taking the timeline of {each or 'baseline'}")
-        found.append(training_timeline(model, workload, each, cancel=cancel))
-    return Timelines(*found)
+    recipes = (as_recipe(each, model.device, model.config.in_training) for each in (baseline, recipe))
+    return _both(lambda chosen: training_timeline(model, workload, chosen, cancel=cancel), recipes, progress)
 
 
 def training_timeline(

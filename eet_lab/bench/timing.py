@@ -59,6 +59,17 @@ def host_us(work: Callable[[], Any], calls: int) -> float:
     return (time.perf_counter() - start) * 1e6 / calls
 
 
+def with_peak(work: Callable[[], Run], device: str) -> tuple[Run, int | None]:
+    """What some work gave, and the most bytes that torch allocated on the GPU for it at once; None on a CPU."""
+    if device != "cuda":
+        return work(), None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    value = work()
+    return value, torch.cuda.max_memory_allocated() - before
+
+
 class Stopwatch:
     """Marks times without waiting for the device; the first mark is made at once."""
 

@@ -200,19 +200,14 @@ def _run(made: Sized, device: str) -> TimedSteps:
     """Some steps; each ends with its loss on the host, so that all of the GPU's work is in its time. The host of ours
     lays out the next batch meanwhile; peers are given one that is on the device.
     """
-    on_gpu = device == "cuda"
-    before = torch.cuda.memory_allocated() if on_gpu else 0
-    if on_gpu:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
 
     def work() -> None:
         made.steps(STEPS)
-        if on_gpu:
+        if device == "cuda":
             torch.cuda.synchronize()
 
-    ms = timing.on_host(work).seconds / STEPS * 1e3
-    return TimedSteps(ms, torch.cuda.max_memory_allocated() - before + made.held_bytes if on_gpu else None)
+    run, peak = timing.with_peak(lambda: timing.on_host(work), device)
+    return TimedSteps(run.seconds / STEPS * 1e3, None if peak is None else peak + made.held_bytes)
 
 
 BUDGETS = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -31,15 +31,19 @@ ALL_CASES = (*CASES, *INT8_CASES, *LAYER_CASES, *ROW_CASES, *TOKEN_CASES, *ENCOD
 """Every case of every op with kernels: what the checks on a GPU go through."""
 
 
+class Work(NamedTuple):
+    """What one call of an op is: bytes that it moves, each once, and launches beyond those that its cases declare."""
+
+    num_bytes: int
+    more_launches: int = 0
+
+
 @dataclass(frozen=True)
 class Op:
-    """One op that models call. `read_bytes` is told the arguments of a call, without `empty`: bytes that it moves, each
-    once. `more_launches` is told the same: launches of the CUDA op beyond those that its cases declare.
-    """
+    """One op that models call. `work` is told the arguments of a call, without `empty`."""
 
     name: str
-    read_bytes: Callable[..., int]
-    more_launches: Callable[..., int] = lambda *arguments, **keywords: 0
+    work: Callable[..., Work]
 
     @property
     def reference(self) -> Callable:
@@ -57,6 +61,10 @@ class Op:
         with_kernels = (case for case in ALL_CASES if case.op == self.name and not case.name.startswith("prefill"))
         return next((case.launches for case in with_kernels), None)
 
+    def launches_of(self, op: Callable) -> int | None:
+        """The same of what is in the op's slot; None for plain PyTorch, and for an op of someone else."""
+        return self.launches if hasattr(op, "kernels") and op.__name__ == self.name else None
+
 
 def _linear_bytes(w: Linear, shape: Shape, itemsize: int) -> int:
     """With what an int8 weight is smaller than the shape knows."""
@@ -64,48 +72,60 @@ def _linear_bytes(w: Linear, shape: Shape, itemsize: int) -> int:
     return shape.read_bytes(itemsize) - w.weight.numel() * itemsize + w.weight.nbytes + scale
 
 
-def _norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None) -> int:
-    return _linear_bytes(w, LinearShape(len(x), len(w.weight), x.shape[1], act), x.itemsize)
+def _norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None) -> Work:
+    num_bytes = _linear_bytes(w, LinearShape(len(x), len(w.weight), x.shape[1], act), x.itemsize)
+    return Work(num_bytes, linear.num_launches(len(x), x, w, act, normed=norm_w is not None) - 1)
 
 
-def _linear_residual(x: Tensor, w: Linear, residual: Tensor, norm_w: Norm | None = None) -> int:
+def _residual_bytes(x: Tensor, w: Linear) -> int:
     return _linear_bytes(w, LinearShape(len(x), len(w.weight), x.shape[1], residual=True), x.itemsize)
 
 
-def _fused_layer(attended: Tensor, x: Tensor, w: Layer, following: Layer | None, act: str) -> int:
+def _linear_residual(x: Tensor, w: Linear, residual: Tensor) -> Work:
+    return Work(_residual_bytes(x, w), linear.num_launches(len(x), x, w, normed=False, residual=True) - 1)
+
+
+def _linear_residual_norm(x: Tensor, w: Linear, residual: Tensor, norm_w: Norm) -> Work:
+    # The norm is one launch, or cuBLAS's epilogue.
+    return Work(_residual_bytes(x, w), linear.num_launches(len(x), x, w, normed=False) - 1)
+
+
+def _fused_layer(attended: Tensor, x: Tensor, w: Layer, following: Layer | None, act: str) -> Work:
     T, C = x.shape
     wide = attended.shape[1], len(w.qkv.weight)
     shape = LayerShape(T, C, w.fc_2.weight.shape[1], act, last=following is None, wide=wide)
-    return shape.read_bytes(x.itemsize)
+    return Work(shape.read_bytes(x.itemsize))
 
 
-def _attention(qkv: Tensor, kv: KV, batch: Batch, spec: Spec, extras: Extras = NO_EXTRAS) -> int:
+def _attention(
+    qkv: Tensor, kv: KV, batch: Batch, spec: Spec, extras: Extras = NO_EXTRAS, mask: Tensor | None = None
+) -> Work:
     lengths = tuple(end - begin for begin, end in batch.keys.spans or ((0, batch.max_kv),) * batch.num_rows)
-    shape = AttentionShape(lengths, spec.heads, spec.kv_heads, spec.head_dim, decode=True, window=spec.window)
-    return shape.read_bytes(qkv.itemsize)
+    window = spec.window if mask is None else None  # a mask hides what is read all the same
+    shape = AttentionShape(lengths, spec.heads, spec.kv_heads, spec.head_dim, decode=True, window=window)
+    apart = is_rotated(spec, extras) and not rotates(spec.head_dim, qkv.itemsize)
+    in_fp32 = qkv.itemsize == 4  # it writes its cache in a launch of its own
+    return Work(shape.read_bytes(qkv.itemsize), apart + in_fp32)
 
 
-def _masked_attention(qkv: Tensor, kv: KV, batch: Batch, spec: Spec, extras: Extras, mask: Tensor) -> int:
-    return _attention(qkv, kv, batch, spec._replace(window=None), extras)  # a mask hides what is read all the same
-
-
-def _next_token(x: Tensor, batch: Batch, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
-    (V, C), choice = head.weight.shape, sampling.choice
+def _next_token(x: Tensor, batch: Batch, norm_w: Norm, head: Linear, sampling: Sampling) -> Work:
+    (V, C), choice, B = head.weight.shape, sampling.choice, len(batch.last)
     drawn, limited = choice > Choice.GREEDY, choice == Choice.LIMITED
-    shape = NextTokenShape(len(batch.last), len(x), V, C, temperature=float(drawn), top_k=int(limited))
-    return _linear_bytes(head, shape, x.itemsize)
+    shape = NextTokenShape(B, len(x), V, C, temperature=float(drawn), top_k=int(limited))
+    return Work(_linear_bytes(head, shape, x.itemsize), linear.num_launches(B, x, head, gathered=True) - 1)
 
 
-def _cross_attention(q: Tensor, kv: KV, batch: Batch, source: Batch, spec: Spec, mask: Tensor | None = None) -> int:
-    return 2 * q.nbytes + sum(part.nbytes for part in kv)
+def _cross_attention(q: Tensor, kv: KV, batch: Batch, source: Batch, spec: Spec, mask: Tensor | None = None) -> Work:
+    return Work(2 * q.nbytes + sum(part.nbytes for part in kv))
 
 
 def _embed(
     ids: Tensor, positions: Tensor, token_embedding: Tensor, position_embedding: Tensor | None, **how: Any
-) -> int:
-    T, C = len(ids), token_embedding.shape[1]
-    itemsize = token_embedding.itemsize
-    return 2 * T * C * itemsize + ids.nbytes if position_embedding is None else EmbedShape(T, C).read_bytes(itemsize)
+) -> Work:
+    T, C, itemsize = len(ids), token_embedding.shape[1], token_embedding.itemsize
+    if position_embedding is None:
+        return Work(2 * T * C * itemsize + ids.nbytes)
+    return Work(EmbedShape(T, C).read_bytes(itemsize))
 
 
 def _embed_norm(
@@ -117,63 +137,30 @@ def _embed_norm(
     type_embedding: Tensor | None,
     norm: Norm,
     **how: Any,
-) -> int:
-    of_types = 0 if type_embedding is None else len(ids) * type_embedding.shape[1] * type_embedding.itemsize
-    return _embed(ids, positions, token_embedding, position_embedding) + of_types
+) -> Work:
+    num_bytes = _embed(ids, positions, token_embedding, position_embedding).num_bytes
+    if type_embedding is not None:
+        num_bytes += len(ids) * type_embedding.shape[1] * type_embedding.itemsize
+    return Work(num_bytes, int(types is not None and type_embedding is not None))  # types that are told are gathered
 
 
-def _advance(buffer: TokenBuffer, token: Tensor, count: Tensor) -> int:
-    return AdvanceShape(len(buffer.ids)).read_bytes(buffer.ids.itemsize)
-
-
-def _more_of_embed_norm(
-    ids: Tensor,
-    positions: Tensor,
-    types: Tensor | None,
-    token_embedding: Tensor,
-    position_embedding: Tensor,
-    type_embedding: Tensor | None,
-    norm: Norm,
-) -> int:
-    return int(types is not None and type_embedding is not None)  # types that are told are gathered
-
-
-def _more_of_norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None) -> int:
-    return linear.num_launches(len(x), x, w, act, normed=norm_w is not None) - 1
-
-
-def _more_of_residual(x: Tensor, w: Linear, residual: Tensor) -> int:
-    return linear.num_launches(len(x), x, w, normed=False, residual=True) - 1
-
-
-def _more_of_residual_norm(x: Tensor, w: Linear, residual: Tensor, norm_w: Norm) -> int:
-    return linear.num_launches(len(x), x, w, normed=False) - 1  # the norm is one, or cuBLAS's epilogue
-
-
-def _more_of_next_token(x: Tensor, batch: Batch, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
-    return linear.num_launches(len(batch.last), x, head, gathered=True) - 1
-
-
-def _more_of_attention(
-    qkv: Tensor, kv: KV, batch: Batch, spec: Spec, extras: Extras = NO_EXTRAS, mask: Tensor | None = None
-) -> int:
-    apart = is_rotated(spec, extras) and not rotates(spec.head_dim, qkv.itemsize)
-    return apart + int(qkv.itemsize == 4)  # in fp32 it writes its cache in a launch of its own
+def _advance(buffer: TokenBuffer, token: Tensor, count: Tensor) -> Work:
+    return Work(AdvanceShape(len(buffer.ids)).read_bytes(buffer.ids.itemsize))
 
 
 OPS = {
     op.name: op
     for op in (
         Op("embed", _embed),
-        Op("norm_linear", _norm_linear, _more_of_norm_linear),
-        Op("linear_residual", _linear_residual, _more_of_residual),
+        Op("norm_linear", _norm_linear),
+        Op("linear_residual", _linear_residual),
         Op("fused_layer", _fused_layer),
-        Op("masked_attention", _masked_attention, _more_of_attention),
-        Op("attention", _attention, _more_of_attention),
-        Op("next_token", _next_token, _more_of_next_token),
+        Op("masked_attention", _attention),
+        Op("attention", _attention),
+        Op("next_token", _next_token),
         Op("advance", _advance),
-        Op("embed_norm", _embed_norm, _more_of_embed_norm),
-        Op("linear_residual_norm", _linear_residual, _more_of_residual_norm),
+        Op("embed_norm", _embed_norm),
+        Op("linear_residual_norm", _linear_residual_norm),
         Op("cross_attention", _cross_attention),
     )
 }
