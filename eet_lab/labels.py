@@ -21,7 +21,7 @@ def less_than_all(recipe: str) -> str:
     return ",".join(["all", *lacking, *beside])
 
 
-FEW = 3
+FEW_LACKING = 3
 """A recipe that lacks more of `all` than this is told by what it has."""
 
 
@@ -36,7 +36,7 @@ def short_form(recipe: str, device: str) -> str:
     whole = [t.name for t in ours if kind_of(device) == "cuda" or obstacle(t, "cpu") is None]
     lacking = [name for name in whole if name not in words]
     beside = [_label(name, knobs) for name, knobs in words.items() if name not in whole or knobs]
-    if words and len(lacking) <= min(FEW, len(whole) - len(lacking)):
+    if words and len(lacking) <= min(FEW_LACKING, len(whole) - len(lacking)):
         return "".join(["all", *(f" - {_label(name)}" for name in lacking), *(f" + {label}" for label in beside)])
     return in_titles(recipe)
 

@@ -14,12 +14,14 @@ from eet_lab.definition import NUMERICS, STAGES, WORDS, applied, check_definitio
 from eet_lab.errors import BrokenTechnique, RecipeError, did_you_mean
 from eet_lab.knobs import check_knobs, knob, matters, read_knobs
 from eet_lab.models.config import Config
+from eet_lab.ops import native
 from eet_lab.parts import Parts, replaced
 
 __all__ = [
     "NUMERICS",
     "Recipe",
     "Technique",
+    "TrainingKernels",
     "everything",
     "knob",
     "known",
@@ -95,6 +97,17 @@ class Technique:
     def __str__(self) -> str:
         turned = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
         return ":".join([self.name, *turned])
+
+
+@dataclass(frozen=True)
+class TrainingKernels(Technique):
+    """What techniques share that have kernels of ours do a piece of training."""
+
+    numerics: ClassVar[str] = "reordered"
+    stages: ClassVar[tuple[str, ...]] = ("train",)
+
+    def unavailable(self, device: str = "cpu") -> str | None:
+        return native.available(device)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from eet_lab.ops.cuda.train_loss import cross_entropy_grad, cross_entropy_loss, 
 from eet_lab.ops.types import Linear, autograd
 from eet_lab.parts import Parts, losses, optimizers
 from eet_lab.parts.buffers import Update
-from eet_lab.parts.products import ALIGNED, Summed, add_product
+from eet_lab.parts.products import ALIGNED_ROWS, Summed, add_product
 from eet_lab.technique import Recipe, known
 from eet_lab.techniques.fused_cross_entropy import FusedCrossEntropy
 from eet_lab.training import Trainer
@@ -79,7 +79,7 @@ def test_a_heads_products_are_summed_in_fp32_and_its_words_are_a_multiple_of_man
     outer = torch.randn(40, 23).bfloat16()
     for some, its in zip(x.split(10), outer.split(10), strict=True):
         y = product(some, layer)
-        assert y.stride() == (ALIGNED, 1) and torch.equal(y, reference.linear(some, layer, empty=autograd))
+        assert y.stride() == (ALIGNED_ROWS, 1) and torch.equal(y, reference.linear(some, layer, empty=autograd))
         if some.data_ptr() == x.data_ptr():  # as the loss does
             with torch.no_grad():
                 y.detach().copy_(its)

@@ -33,7 +33,7 @@ ACTS: dict[str | None, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
 }
 GATED = {"swiglu": F.silu, "geglu": ACTS["gelu_tanh"]}
-ALIGNED = 64
+ALIGNED_COLUMNS = 64
 """Columns of the cache are a multiple of it, so that SDPA need not copy the mask."""
 
 
@@ -50,7 +50,7 @@ class StaticDecoder:
         self.num_pad = torch.zeros(B, 1, dtype=torch.long, device=model.device)
         self.ragged = min(lengths) < self.width
         self.receive(rows)
-        self.capacity = -(-(self.width + new_tokens) // ALIGNED) * ALIGNED
+        self.capacity = -(-(self.width + new_tokens) // ALIGNED_COLUMNS) * ALIGNED_COLUMNS
         shape = (len(model.layers), 2, B, config.num_kv_heads, self.capacity, config.head_dim)
         self.cache = model.token_embedding.new_zeros(shape)
         self.token = torch.zeros(B, 1, dtype=torch.long, device=model.device)

@@ -16,7 +16,7 @@ from eet_lab.words import told
 
 MASTERS = ("float32", "none", "stochastic")
 """What 16-bit weights are updated in: a copy in fp32; themselves, rounded to the nearest, or rounded at random."""
-ALIGNED = 128
+ALIGNED_BYTES = 128
 """Bytes at a multiple of which each tensor begins in a flat buffer: kernels load many at a time."""
 MOVED = "would not be updated. Move, freeze or unfreeze the model first, and then make the optimizer."
 
@@ -57,7 +57,7 @@ class Buffer:
     def of(cls, params: list[Tensor], group: dict[str, Any], moments: Sequence[str], has_master: bool) -> Buffer:
         """Move the data of these tensors, and their gradients, into one buffer each, of which they become views."""
         first, places, end = params[0], list[slice](), 0
-        aligned = ALIGNED // first.element_size()
+        aligned = ALIGNED_BYTES // first.element_size()
         for param in params:
             places.append(slice(end, end + param.numel()))
             end += math.ceil(param.numel() / aligned) * aligned

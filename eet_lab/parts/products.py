@@ -16,7 +16,7 @@ from torch.nn import functional
 from eet_lab.ops import reference
 from eet_lab.ops.types import Empty, Linear, autograd
 
-ALIGNED = 64
+ALIGNED_ROWS = 64
 """What the number of words is rounded up to: products of an odd number take several times as long."""
 ADDS_IN_FP32 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
 """Whether PyTorch adds a product of 16-bit matrices to one in fp32 on a GPU, in place."""
@@ -25,7 +25,8 @@ ADDS_IN_FP32 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
 class Summed:
     """The reference's `linear`, but that gradients of these weights are added to sums, and are then None.
 
-    It multiplies copies of the weights with rows of zeros below, up to a multiple of `ALIGNED`. `sums` are in `dtype`.
+    It multiplies copies of the weights with rows of zeros below, up to a multiple of `ALIGNED_ROWS`. `sums` are in
+    `dtype`.
     """
 
     def __init__(self, weights: Sequence[Tensor], dtype: torch.dtype) -> None:
@@ -52,7 +53,7 @@ class _Whole(NamedTuple):
     @classmethod
     def of(cls, weight: Tensor, dtype: torch.dtype) -> _Whole:
         (V, C), weight = weight.shape, weight.detach()
-        rows = math.ceil(V / ALIGNED) * ALIGNED
+        rows = math.ceil(V / ALIGNED_ROWS) * ALIGNED_ROWS
         padded = weight if rows == V else functional.pad(weight, (0, 0, 0, rows - V))
         return cls(padded, weight.new_zeros(rows, C, dtype=dtype))
 

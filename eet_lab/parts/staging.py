@@ -12,7 +12,7 @@ from torch import Tensor
 from eet_lab.models.decoder import tensors
 
 Sent = TypeVar("Sent", bound=tuple)
-ALIGNED = 16
+ALIGNED_NUMBERS = 16
 """Numbers: tensors begin at multiples of 128 bytes."""
 
 
@@ -22,7 +22,7 @@ MOST_PAGEABLE = 8192
 
 def padded(num_numbers: int) -> int:
     """The room that so many take."""
-    return -(-num_numbers // ALIGNED) * ALIGNED
+    return -(-num_numbers // ALIGNED_NUMBERS) * ALIGNED_NUMBERS
 
 
 class Staging:

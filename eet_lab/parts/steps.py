@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from eet_lab.parts.protocols import LaysOutTexts
 
 Work = Callable[[Any], Tensor]
-FEW = 16
+SMALL_BUCKET = 16
 """Counts of texts, of small numbers of labels, and lengths of texts are rounded up to multiples of it, or of four."""
 
 
@@ -165,7 +165,7 @@ def _by_device(part: Any) -> Any:
     if isinstance(part, Batch):
         if part.spans is None or len({count for _, count in part.spans}) == 1:
             return part
-        longest = [_up(length, 4 * FEW) for length in (part.max_q, part.max_kv)]
+        longest = [_up(length, 4 * SMALL_BUCKET) for length in (part.max_q, part.max_kv)]
         return part._replace(keys=part.keys._replace(spans=None), max_q=longest[0], max_kv=longest[1], spans=None)
     return type(part)(*map(_by_device, part)) if hasattr(part, "_fields") else part
 
@@ -190,7 +190,7 @@ class Bucketed:
 
 def _filled(group: Group, bucket: int) -> Group:
     texts, num_asked = list(group.texts), group.num_asked
-    missing = _up(num_asked, bucket if num_asked > bucket else FEW) - num_asked
+    missing = _up(num_asked, bucket if num_asked > bucket else SMALL_BUCKET) - num_asked
     if missing:
         texts[-1] = texts[-1]._replace(asked=(*texts[-1].asked, *[0] * missing))
     ids, sources = (np.array(lengths) for lengths in ([len(t.ids) for t in texts], [len(t.source) for t in texts]))
@@ -199,7 +199,7 @@ def _filled(group: Group, bucket: int) -> Group:
         # Each of them has a source, too: attention to nothing is no number.
         wanted = sources.sum() + len(of_ids)
         of_sources = _shared(_up(wanted, bucket) - sources.sum(), sources.max(), len(of_ids)) if sources.any() else []
-        num_pads = _up(len(texts) + max(len(of_ids), len(of_sources)), FEW) - len(texts)
+        num_pads = _up(len(texts) + max(len(of_ids), len(of_sources)), SMALL_BUCKET) - len(texts)
         sides = ([*side, *[0] * (num_pads - len(side))] for side in (of_ids, of_sources))
         texts += [Text([0] * num, source=[0] * of_source) for num, of_source in zip(*sides, strict=True)]
     return group._replace(texts=tuple(texts))

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from eet_lab.ops import native
 from eet_lab.ops.cuda import train_epilogue
 from eet_lab.ops.cuda.launching import with_options
 from eet_lab.parts import Parts
-from eet_lab.technique import Technique
+from eet_lab.technique import TrainingKernels
 
 
 @dataclass(frozen=True)
-class FusedActivations(Technique):
+class FusedActivations(TrainingKernels):
     """Let one kernel add the bias and activate, and one more take both gradients, the bias's among them.
 
     Without it, the backward pass of an activated layer reads the gradient for the activation, and what comes of that
@@ -30,12 +29,7 @@ class FusedActivations(Technique):
 
     name: ClassVar[str] = "fused_activations"
     title: ClassVar[str] = "Fused activations"
-    numerics: ClassVar[str] = "reordered"
-    stages: ClassVar[tuple[str, ...]] = ("train",)
 
     def apply(self, parts: Parts) -> Parts:
         fused = with_options(parts.train_ops.norm_linear, linear_act=train_epilogue.linear_act)
         return replace(parts, train_ops=replace(parts.train_ops, norm_linear=fused))
-
-    def unavailable(self, device: str = "cpu") -> str | None:
-        return native.available(device)

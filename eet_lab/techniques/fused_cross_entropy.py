@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from eet_lab.errors import RecipeError
-from eet_lab.ops import native
 from eet_lab.ops.cuda.launching import with_options
 from eet_lab.parts import Parts, losses
-from eet_lab.technique import Technique
+from eet_lab.technique import TrainingKernels
 
 
 @dataclass(frozen=True)
-class FusedCrossEntropy(Technique):
+class FusedCrossEntropy(TrainingKernels):
     """Take the cross entropy of logits in a kernel that reads them once, and write their gradient over them.
 
     Without it, PyTorch makes a copy of the logits [tokens, vocabulary] in fp32 and writes the logarithms of all
@@ -35,8 +34,6 @@ class FusedCrossEntropy(Technique):
 
     name: ClassVar[str] = "fused_cross_entropy"
     title: ClassVar[str] = "Fused cross entropy"
-    numerics: ClassVar[str] = "reordered"
-    stages: ClassVar[tuple[str, ...]] = ("train",)
     wraps: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:
@@ -47,6 +44,3 @@ class FusedCrossEntropy(Technique):
                 "does not. Leave one of them out."
             )
         return replace(parts, loss=with_options(loss, cross_entropy=losses.fused_cross_entropy))
-
-    def unavailable(self, device: str = "cpu") -> str | None:
-        return native.available(device)

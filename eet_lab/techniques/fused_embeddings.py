@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from eet_lab.ops import native
 from eet_lab.ops.cuda import train_embedding, train_epilogue
 from eet_lab.ops.cuda.launching import with_options
 from eet_lab.parts import Parts
-from eet_lab.technique import Technique
+from eet_lab.technique import TrainingKernels
 
 
 @dataclass(frozen=True)
-class FusedEmbeddings(Technique):
+class FusedEmbeddings(TrainingKernels):
     """Add a token's embeddings in one launch, and the gradients of each table's rows in the order of the tokens.
 
     Without it, token, position and type embedding, their scale and dropout are up to seven launches, and the gradients
@@ -30,13 +29,8 @@ class FusedEmbeddings(Technique):
 
     name: ClassVar[str] = "fused_embeddings"
     title: ClassVar[str] = "Fused embeddings"
-    numerics: ClassVar[str] = "reordered"
-    stages: ClassVar[tuple[str, ...]] = ("train",)
 
     def apply(self, parts: Parts) -> Parts:
         ops, fused = parts.train_ops, train_embedding.embedded
         normed = with_options(ops.embed_norm, embedded=fused, dropped=train_epilogue.dropped)
         return replace(parts, train_ops=replace(ops, embed=with_options(ops.embed, embedded=fused), embed_norm=normed))
-
-    def unavailable(self, device: str = "cpu") -> str | None:
-        return native.available(device)

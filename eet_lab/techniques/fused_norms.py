@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from eet_lab.ops import native
 from eet_lab.ops.cuda import train_norm
 from eet_lab.ops.cuda.launching import with_options
 from eet_lab.parts import Parts
-from eet_lab.technique import Technique
+from eet_lab.technique import TrainingKernels
 
 
 @dataclass(frozen=True)
-class FusedNorms(Technique):
+class FusedNorms(TrainingKernels):
     """Take the gradient of a layer norm, or an RMS norm, in one pass over its rows, with two independent sums a row.
 
     Without it, PyTorch reads the rows once for the gradient of what was normed and once more for those of weight and
@@ -31,8 +30,6 @@ class FusedNorms(Technique):
 
     name: ClassVar[str] = "fused_norms"
     title: ClassVar[str] = "Fused norms"
-    numerics: ClassVar[str] = "reordered"
-    stages: ClassVar[tuple[str, ...]] = ("train",)
 
     def apply(self, parts: Parts) -> Parts:
         ops = parts.train_ops
@@ -41,6 +38,3 @@ class FusedNorms(Technique):
             for name in ("norm_linear", "linear_residual_norm", "embed_norm")
         }
         return replace(parts, train_ops=replace(ops, **changed))
-
-    def unavailable(self, device: str = "cpu") -> str | None:
-        return native.available(device)

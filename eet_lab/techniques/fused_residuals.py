@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from eet_lab.ops import native
 from eet_lab.ops.cuda import train_epilogue
 from eet_lab.ops.cuda.launching import with_options
 from eet_lab.parts import Parts
-from eet_lab.technique import Technique
+from eet_lab.technique import TrainingKernels
 
 
 @dataclass(frozen=True)
-class FusedResiduals(Technique):
+class FusedResiduals(TrainingKernels):
     """Let one kernel add a linear layer's bias, apply dropout, and add the residual.
 
     Without it, dropout by key is a dozen launches over 64-bit numbers [tokens, channels], and the backward pass makes
@@ -29,13 +28,8 @@ class FusedResiduals(Technique):
 
     name: ClassVar[str] = "fused_residuals"
     title: ClassVar[str] = "Fused residuals"
-    numerics: ClassVar[str] = "reordered"
-    stages: ClassVar[tuple[str, ...]] = ("train",)
 
     def apply(self, parts: Parts) -> Parts:
         ops, fused = parts.train_ops, train_epilogue.linear_residual
         behind = with_options(ops.linear_residual_norm, linear_residual=fused)
         return replace(parts, train_ops=replace(ops, linear_residual=fused, linear_residual_norm=behind))
-
-    def unavailable(self, device: str = "cpu") -> str | None:
-        return native.available(device)
