@@ -7,13 +7,11 @@ import errno
 import importlib
 import os
 import signal
-import struct
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +19,7 @@ from eet_lab.errors import Cancelled, KernelBuildError, KernelError
 from eet_lab.ops import native
 from eet_lab.ops.native import launchers, toolchain
 from eet_lab.ops.native.build import explain, includes, key, source
-from eet_lab.ops.native.launchers import Launcher, Library, Parameter, signatures
+from eet_lab.ops.native.launchers import Library
 
 build_module = importlib.import_module("eet_lab.ops.native.build")  # the name in `native` is the function
 
@@ -114,76 +112,6 @@ def run(path: Path) -> int:
     out = ctypes.c_int()
     Library(path, SMALL).eet_answer(out=ctypes.addressof(out), step=0, scale=1.0, stream=None)
     return out.value
-
-
-@pytest.fixture
-def launcher():
-    """Of a function that gives an error for negative sizes; `passed` is what arrived."""
-    kinds = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_int]
-    passed = []
-
-    def function(out, size, step, scale, dependent):
-        passed.append((out, size, step, scale, dependent))
-        return int(size < 0)
-
-    library = SimpleNamespace(
-        cdll={"eet_answer": ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(function)}, error_string=lambda error: "too bad"
-    )
-    names = ("out", "size", "step", "scale", "dependent")
-    made = Launcher(library, "eet_answer", [Parameter(*each) for each in zip(names, kinds, strict=True)])
-    made.launch.passed = passed
-    return made.launch
-
-
-@pytest.mark.parametrize("size", [2**31, 2**32 + 5, -(2**31) - 1])
-def test_a_size_that_an_int_cannot_hold_is_told_before_the_launch(launcher, size):
-    """ctypes takes its lower 32 bits without a word."""
-    with pytest.raises(KernelError) as told:
-        launcher(out=1 << 40, size=size, step=3, scale=1.0, dependent=True)
-    assert f"size is {size:,}" in str(told.value) and f"{2**31 - 1:,}" in str(told.value)
-    assert launcher.passed == []
-
-
-def test_sizes_up_to_the_largest_int_arrive(launcher):
-    launcher(out=1 << 40, size=2**31 - 1, step=2**40, scale=0.5, dependent=True)
-    launcher(dependent=False, scale=0.5, step=-(2**40), size=0, out=None)
-    assert launcher.passed == [(1 << 40, 2**31 - 1, 2**40, 0.5, 1), (None, 0, -(2**40), 0.5, 0)]
-    with pytest.raises(KernelError, match=r"eet_answer failed: too bad \(size=-5, step=3, scale=1.0, dependent=0\)"):
-        launcher(out=None, size=-5, step=3, scale=1.0, dependent=0)
-
-
-GIVEN = {"out": 1, "size": 2, "step": 3, "scale": 1.0, "dependent": 0}
-
-
-@pytest.mark.parametrize("wrong", [{"size": 2.5}, {"dependent": "no"}, {"out": 1.5}, {"step": None}, {"scale": "no"}])
-def test_what_is_no_argument_at_all_is_a_type_error(launcher, wrong):
-    with pytest.raises((TypeError, struct.error, ctypes.ArgumentError)):
-        launcher(**GIVEN | wrong)
-    assert launcher.passed == []
-
-
-@pytest.mark.parametrize("name", GIVEN)
-def test_an_argument_that_is_missing_is_named(launcher, name):
-    with pytest.raises(KernelError, match=f"eet_answer was not given {name}. It takes, by keyword: out, size, step,"):
-        launcher(**{each: value for each, value in GIVEN.items() if each != name})
-    with pytest.raises(KernelError, match="eet_answer was not given out, size, step, scale, dependent"):
-        launcher()
-    assert launcher.passed == []
-
-
-def test_an_argument_that_no_parameter_has_is_named(launcher):
-    with pytest.raises(KernelError, match="eet_answer has no parameter 'sizes'. Did you mean 'size'?"):
-        launcher(**GIVEN, sizes=3)
-    with pytest.raises(KernelError, match="eet_answer has no parameter 'dependant'. Did you mean 'dependent'?"):
-        launcher(out=1, size=2, step=3, scale=1.0, dependant=0)
-    with pytest.raises(TypeError, match="eet_answer.* takes 0 positional arguments"):
-        launcher(*GIVEN.values())
-    assert launcher.passed == []
-
-
-def test_a_parameter_that_no_keyword_can_be_is_told():
-    with pytest.raises(KernelBuildError, match="eet_x: no keyword of a call can be 'lambda'"):
-        signatures('extern "C" cudaError_t eet_x(float lambda, cudaStream_t stream) {}')
 
 
 @needs_nvcc
@@ -415,19 +343,6 @@ def test_a_source_that_does_not_exist_is_named():
 
 def test_a_cpu_has_no_kernels():
     assert "NVIDIA GPU" in native.available("cpu")
-
-
-def test_signatures_are_read_from_the_definition():
-    text = 'extern "C" cudaError_t f(void* a, const int64_t* b, int c,\n   float d, cudaStream_t s) {\n}'
-    assert [(p.name, p.ctype) for p in signatures(text)["f"]] == [
-        ("a", ctypes.c_void_p),
-        ("b", ctypes.c_void_p),
-        ("c", ctypes.c_int),
-        ("d", ctypes.c_float),
-        ("s", ctypes.c_void_p),
-    ]
-    with pytest.raises(KernelBuildError, match="cannot pass 'double x'"):
-        signatures('extern "C" cudaError_t f(double x) {}')
 
 
 def test_a_linker_error_is_not_hidden():

@@ -1,0 +1,97 @@
+"""What cannot be trained, or resumed, is told before any work."""
+
+from __future__ import annotations
+
+import encoders
+import families
+import pytest
+import torch
+from test_training import parts
+
+from eet_lab.errors import ModelError, PromptError, RecipeError, TrainingError
+from eet_lab.models import load
+from eet_lab.technique import Recipe
+from eet_lab.training import IGNORED, Example, Trainer
+
+
+@pytest.mark.parametrize(
+    ("examples", "says"),
+    [
+        ([], "There are no examples"),
+        ([Example([1, 2], [IGNORED, 97])], "Example 1 has the label 97, but labels are from 0 to 96, or -100"),
+        ([Example([1, 2]), Example([1, 2], [-1, -1])], "Example 2 has the label -1"),
+        ([Example([1, 2], [IGNORED, IGNORED])], "None of the 1 examples has a label"),
+        ([Example([1])], "None of the 1 examples has a label"),
+        ([Example([1, 2], [1])], "one for each of its 2 tokens"),
+        ([Example([1, 2], 3)], "one for each of its 2 tokens"),
+        ([Example([1, 2], [0.5, 1])], "one for each of its 2 tokens"),
+        ([Example([1, 2], ["a", 1])], "one for each of its 2 tokens"),
+        ([[1, 2]], r"Example 1 is \[1, 2\], but it must be an Example"),
+        ([Example([1] * 65)], "Example 1 has 65 tokens, but the model's context is 64"),
+    ],
+)
+def test_examples_that_cannot_be_learned_from(examples, says):
+    with pytest.raises(TrainingError, match=says):
+        Trainer(families.ours("gpt2").network).step(examples)
+
+
+def test_tokens_outside_the_vocabulary():
+    with pytest.raises(PromptError, match="97"):
+        Trainer(families.ours("gpt2").network).step([Example([1, 97, 2], [IGNORED, IGNORED, 2])])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"dropout": 1.0}, "dropout is 1.0, but it must be a number from 0 to less than 1"),
+        ({"lr": -0.1}, "lr is -0.1"),
+        ({"optimizer": "sdg"}, "optimizer is 'sdg', but it must be one of adamw, sgd. Did you mean 'sgd'"),
+        ({"momentum": 0.0, "nesterov": True}, "nesterov looks ahead"),
+        ({"lr_schedule": "cosinus", "max_steps": 3}, "Did you mean 'cosine'"),
+        ({"lr_schedule": "linear"}, "say at which step, max_steps"),
+        ({"learning_rate": 0.1}, "There is no setting 'learning_rate'"),
+        ({"max_grad_norm": 0}, "max_grad_norm is 0"),
+        ({"batch_tokens": 0}, "batch_tokens is 0"),
+        ({"init_scale": 0.0}, "init_scale is 0.0, but it must be a number of"),
+        ({"task": "words"}, "task is 'words', but it must be one of language, masked, classes"),
+        ({"task": "masked"}, "the model is a decoder"),
+    ],
+)
+def test_settings_that_cannot_be(changes, says):
+    with pytest.raises(TrainingError, match=says):
+        Trainer(families.ours("gpt2").network, **changes)
+
+
+def test_models_and_parts_that_cannot_be_trained(tmp_path):
+    with pytest.raises(ModelError, match="lacks a masked language modeling head"):
+        Trainer(encoders.ours("bert").network)
+    with pytest.raises(ModelError, match="give model.network"):
+        Trainer(families.ours("gpt2"))
+    with pytest.raises(ModelError, match="not on 'meta'"):
+        Trainer(load("gpt2", device="meta").network)
+    with pytest.raises(RecipeError, match="change kv_cache and memory, which training this model does not use"):
+        Trainer(families.ours("gpt2").network, parts("pre_padding,memory_reuse"))
+    with pytest.raises(RecipeError, match="memory_reuse cannot run on this model: it is for decoders"):
+        Recipe.parse("memory_reuse").check("cpu", families.ours("gpt2").config.in_training)
+
+
+def test_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
+    trainer = Trainer(families.ours("gpt2").network)
+    with pytest.raises(TrainingError, match="has no trainer.pt"):
+        trainer.resume(tmp_path)
+    path = trainer.save(tmp_path)
+    with pytest.raises(TrainingError, match="is of another model"):
+        Trainer(families.ours("opt").network).resume(tmp_path)
+    whole = path.read_bytes()
+
+    def full(state, where):
+        where.write_bytes(whole[:100])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(TrainingError, match="No space left on device.*as it was"):
+        trainer.save(tmp_path)
+    assert path.read_bytes() == whole and [each.name for each in tmp_path.iterdir()] == ["trainer.pt"]
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(TrainingError, match="cannot be read"):
+        trainer.resume(tmp_path)
