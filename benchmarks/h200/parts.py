@@ -23,7 +23,7 @@ from eet_lab.bench.op_workloads import OpWorkload
 from eet_lab.bench.ops import benchmark_op
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.rows import OURS, Row, append
-from eet_lab.bench.serving import HF, HTTP, row, run_stream, serve_all
+from eet_lab.bench.serving import HF, HTTP, run_stream, serve_all
 from eet_lab.bench.train_ops import TRAIN_CASES
 from eet_lab.bench.training import train_all
 from eet_lab.bench.workloads import Requests, Stream, Texts, TrainBatch, Workload
@@ -152,10 +152,9 @@ def streamed(text: str, *ways: tuple[str, bool]) -> Callable[[Session], Any]:
         model = session.model(stream.model)
         found = {}
         for recipe, reserved in ways:
-            result = run_stream(model, stream, recipe, reserved=reserved, cancel=session.deadline)
-            line = row(model, stream, recipe, result, reserved)
+            line = run_stream(model, stream, recipe, reserved=reserved, cancel=session.deadline)
             append([line], session.out)
-            found[line.recipe] = {"tokens_per_s": round(result.tokens_per_s, 1), **asdict(result)}
+            found[line.recipe] = asdict(line)
             print(line.recipe, found[line.recipe], flush=True)
         return found
 

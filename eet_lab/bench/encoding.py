@@ -21,7 +21,6 @@ from torch import Tensor
 from eet_lab.bench import timing
 from eet_lab.bench.measure import as_measurement
 from eet_lab.bench.measured import MEMORY_KEYS, Measurement, Parity, Spread, environment
-from eet_lab.bench.paired import Change
 from eet_lab.bench.peers import to_hf
 from eet_lab.bench.results import Comparison, changes
 from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
@@ -190,6 +189,20 @@ class ErrorBudget:
         """The largest difference from the baseline in fp32."""
         return float((vectors[self._numbers] - self._precise).abs().max())
 
+    def parity(self, before: Tensor, after: Tensor) -> Parity:
+        """Whether the vectors of two recipes are the same."""
+        off, nothing = self.error(after), (None,) * len(after)
+        verdict = "identical" if torch.equal(before, after) else "within rounding" if off <= self.most else "different"
+        return Parity(
+            same_tokens=verdict != "different",
+            first_difference=nothing,
+            margins=nothing,
+            max_error=off if math.isfinite(off) else None,
+            budget=self.most,
+            verdict=verdict,  # type: ignore[arg-type]
+            explanation=f"Vectors are at most {plain(off)} off those in fp32; the budget is {plain(self.most)}.",
+        )
+
 
 def _plain(encoder: Encoder, rows: Rows) -> Tensor:
     with closing(EncoderEngine(encoder, Parts())) as engine:
@@ -237,99 +250,56 @@ def compare_texts(
     recipes = [as_recipe(each, model.device, model.config) for each in (baseline, recipe)]
     given = readable(as_texts(model, default_prompts(model) if texts is None else texts), model.encoder.config, False)
     rows, batching = [np.asarray(text.ids).tolist() for text in given], Batching(batch_tokens)
-    with ExitStack() as engines:
-        sides = [engines.enter_context(closing(_Side(model, each, rows, batching, cancel))) for each in recipes]
-        pair = _TextPair(model, rows, batching, sides)
-        rounds = Rounds(repeats, budget_s, lambda: pair.changes().values())
+    described = _described(model, rows, batching)
+    with ExitStack() as stack:
+        engines = [stack.enter_context(closing(EncoderEngine(model.encoder, each.parts))) for each in recipes]
+        runs = (partial(encoded, engine, rows, batching, cancel) for engine in engines)
+        sides = [Series(str(each), run) for each, run in zip(recipes, runs, strict=True)]
+        budget = ErrorBudget(model.encoder, rows)
+        rounds = Rounds(repeats, budget_s, lambda: changes(*(side.runs for side in sides)).values())
         tally = Tally(3 + 2 * rounds.expected, progress)
-        pair.check(tally)
-        tell = None if on_partial is None else lambda: on_partial(pair.comparison())
-        in_turn([side.timed for side in sides], rounds, tally, cancel, on_round=tell)
-        tally.say("done")
-        return pair.comparison()
-
-
-class _Side:
-    """One recipe of a comparison: its engine and its runs."""
-
-    def __init__(self, model: Model, recipe: Recipe, rows: Rows, batching: Batching, cancel: Cancel | None) -> None:
-        self.recipe, self.timed = recipe, Series(str(recipe), self.read)
-        self._model, self._rows, self._batching, self._cancel = model, rows, batching, cancel
-        self._engine = EncoderEngine(model.encoder, recipe.parts)
-        self.first: Read | None = None
-
-    def read(self) -> Read:
-        """One run over all texts."""
-        return encoded(self._engine, self._rows, self._batching, self._cancel)
-
-    def measurement(self) -> Measurement:
-        """What its runs say; a run counts as one step, whose tokens are those that were read."""
-        assert self.first is not None, "what is timed has been warmed up"
-        num_tokens, runs = sum(map(len, self._rows)), self.timed.runs
-        middle = timing.median_run(runs, lambda run: run.total_s)
-        activations = middle.activation_bytes if middle.peak_bytes is None else middle.peak_bytes
-        weights = self._model.encoder.weight_bytes
-        memory = dict.fromkeys(MEMORY_KEYS, 0) | {"weights": weights, "activations": activations}
-        found = as_measurement(
-            self._model, self.recipe, Settings(), [(run, (num_tokens,)) for run in runs],
-            memory | {"peak": weights + activations}, prepare_s=self.first.total_s, captures=self._engine.captures,
-        )  # fmt: skip
-        return replace(found, warnings=(SHARED,) * any(run.was_disturbed for run in runs))
-
-    def close(self) -> None:
-        """Give the memory back to the device."""
-        self._engine.close()
-
-
-class _TextPair:
-    """Both recipes on the same texts, and whether their vectors agree."""
-
-    def __init__(self, model: Model, rows: Rows, batching: Batching, sides: Sequence[_Side]) -> None:
-        self._rows, self._sides = rows, sides
-        self._budget = ErrorBudget(model.encoder, rows)
-        lengths = tuple(map(len, rows))
-        self._described: dict[str, Any] = {
-            "environment": environment(model),
-            "workload": str(Texts(model.name, len(rows), min(lengths), max(lengths))),
-            "prompts": tuple(map(model.decode, rows)),
-            "prompt_lengths": lengths,
-            "settings": {"batch_tokens": batching.batch_tokens},
-        }
-        self._parity: Parity | None = None
-
-    def check(self, tally: Tally) -> None:
-        """Warm both up, and hold the vectors of that run against each other and against fp32."""
-        for side in self._sides:
-            tally.say(f"warming up {side.recipe}")
-            side.first = side.read()
-            if side.recipe.parts.is_captured:  # which it is the second time
-                side.read()
-            tally.finish()
+        first = [replace(side, runs=[]) for side in sides]
+        in_turn(first, Rounds(1), tally, cancel, doing="warming up")
+        for each, side in zip(recipes, sides, strict=True):
+            if each.parts.is_captured:  # which it is the second time
+                side.run()
         tally.say("checking the vectors against the baseline")
-        self._parity = self._judged(*(side.first.vectors for side in self._sides if side.first is not None))
+        parity = budget.parity(*(side.runs[0].vectors for side in first))
         tally.finish()
 
-    def _judged(self, before: torch.Tensor, after: torch.Tensor) -> Parity:
-        off, most, nothing = self._budget.error(after), self._budget.most, (None,) * len(self._rows)
-        verdict = "identical" if torch.equal(before, after) else "within rounding" if off <= most else "different"
-        return Parity(
-            same_tokens=verdict != "different",
-            first_difference=nothing,
-            margins=nothing,
-            max_error=off if math.isfinite(off) else None,
-            budget=most,
-            verdict=verdict,  # type: ignore[arg-type]
-            explanation=f"Vectors are at most {plain(off)} off those in fp32; the budget is {plain(most)}.",
-        )
+        def comparison() -> Comparison:
+            each = zip(recipes, engines, sides, first, strict=True)
+            before, after = (
+                _measurement(model, it, side.runs, warm.runs[0], engine.captures) for it, engine, side, warm in each
+            )
+            found = changes(*(side.runs for side in sides))
+            return Comparison(**described, baseline=before, selection=after, parity=parity, changes=found)
 
-    def changes(self) -> dict[str, Change]:
-        """What the pairs of runs say of the time and of the throughput."""
-        return changes(*(side.timed.runs for side in self._sides))
+        in_turn(sides, rounds, tally, cancel, on_round=on_partial and (lambda: on_partial(comparison())))
+        tally.say("done")
+        return comparison()
 
-    def comparison(self) -> Comparison:
-        """The result of the pairs that there are."""
-        assert self._parity is not None, "what is timed has been checked"
-        before, after = (side.measurement() for side in self._sides)
-        return Comparison(
-            **self._described, baseline=before, selection=after, parity=self._parity, changes=self.changes()
-        )
+
+def _described(model: Model, rows: Rows, batching: Batching) -> dict[str, Any]:
+    """The fields that a comparison begins with."""
+    lengths = tuple(map(len, rows))
+    return {
+        "environment": environment(model),
+        "workload": str(Texts(model.name, len(rows), min(lengths), max(lengths))),
+        "prompts": tuple(map(model.decode, rows)),
+        "prompt_lengths": lengths,
+        "settings": {"batch_tokens": batching.batch_tokens},
+    }
+
+
+def _measurement(model: Model, recipe: Recipe, runs: Sequence[Read], warm_up: Read, captures: int) -> Measurement:
+    """What the runs of a recipe say; a run counts as one step, whose tokens are those that were read."""
+    middle = timing.median_run(runs, lambda run: run.total_s)
+    activations = middle.activation_bytes if middle.peak_bytes is None else middle.peak_bytes
+    weights = model.encoder.weight_bytes
+    memory = dict.fromkeys(MEMORY_KEYS, 0) | {"weights": weights, "activations": activations}
+    found = as_measurement(
+        model, recipe, Settings(), [(run, (sum(map(len, run.rows)),)) for run in runs],
+        memory | {"peak": weights + activations}, prepare_s=warm_up.total_s, captures=captures,
+    )  # fmt: skip
+    return replace(found, warnings=(SHARED,) * any(run.was_disturbed for run in runs))

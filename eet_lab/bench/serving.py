@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ import torch
 
 from eet_lab.bench import timing
 from eet_lab.bench.measure import allocated_afresh
-from eet_lab.bench.measured import Parity, Spread
+from eet_lab.bench.measured import Spread
 from eet_lab.bench.parity import ParityCheck, parity
 from eet_lab.bench.peers import to_hf
 from eet_lab.bench.rows import OURS, Row, distinct, equality, named, taken
@@ -267,36 +266,15 @@ def _row(requests: Requests, who: dict[str, str], model: Model, run: ServingRun,
 WARM_UP = 3  # requests before any is timed
 
 
-@dataclass(frozen=True)
-class StreamResult:
-    """What a stream took. None is what could not be counted on this device.
-
-    `activation_bytes` is the peak beyond weights, libraries and KV cache; `lower_bound_bytes` what the largest
-    request has alive at once, at the least. `step_allocations`: of torch, in a steady decode step. `same` judges the
-    first requests, before any is timed.
-    """
-
-    total_ms: float
-    num_tokens: int
-    peak_bytes: int | None
-    activation_bytes: int | None
-    lower_bound_bytes: int
-    driver_allocations: int
-    step_allocations: int | None
-    same: Parity
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.total_ms * 1e3
-
-
 @on_its_device
 def run_stream(
     model: Model, stream: Stream, recipe: str | Recipe = "all", *, reserved: bool = True, cancel: Cancel | None = None
-) -> StreamResult:
+) -> Row:
     """Serve a stream, after memory was reserved for its largest request, or as it comes.
 
-    Errors: RecipeError, PromptError, OutOfMemory, Cancelled.
+    The row's recipe ends in " (reserved)" with a reservation. Activations are the peak beyond weights, libraries and KV
+    cache, and their lower bound what the largest request has alive at once; the first requests are checked, before any
+    is timed. Errors: RecipeError, PromptError, OutOfMemory, Cancelled.
     """
     settings = Settings(max_new_tokens=stream.new_tokens)
     requests, chosen = stream.prompts(model.config.vocab_size), as_recipe(recipe, model.device, model.config)
@@ -304,8 +282,7 @@ def run_stream(
     checked_prompts([[0] * stream.high], Settings(stream.new_tokens), model.config)
     check = ParityCheck(model.decoder, requests[:WARM_UP], settings, cancel=cancel)
     before = allocated_afresh(model.device)
-    engine = Engine(model.decoder, chosen.parts)
-    try:
+    with closing(Engine(model.decoder, chosen.parts)) as engine:
         engine.prepare(cancel=cancel)
         if reserved:
             engine.reserve(1, stream.high, settings)
@@ -316,37 +293,23 @@ def run_stream(
         timed = on_host(lambda: sum(len(_tokens(engine, prompt, settings, cancel)) for prompt in requests))
         calls = _driver_allocations(engine, model.device) - calls
         peak = torch.cuda.max_memory_allocated() - before if model.device == "cuda" else None
-        return StreamResult(
-            total_ms=timed.seconds * 1e3,  # every request waits for its tokens
-            num_tokens=timed.value,
+        same = check.judge(chosen.parts, first, chosen.tolerance)
+        return taken(
+            model.device,
+            workload=str(stream),
+            provider=OURS,
+            recipe=str(chosen) + " (reserved)" * reserved,
+            dtype=model.dtype,
+            total_ms=Spread.of([timed.seconds * 1e3]),  # every request waits for its tokens
+            tok_s=timed.value / timed.seconds,
             peak_bytes=peak,
+            equality=equality(same),
+            same_tokens=same.same_tokens,
             activation_bytes=None if peak is None or not reserved else peak - engine.kv_bytes,
-            lower_bound_bytes=_lower_bound(engine, longest, settings),
+            lower_bound_bytes=max(max(live_bytes(t)) for t in engine.lifetimes([longest], settings).values()),
             driver_allocations=calls,
             step_allocations=_step_allocations(engine, longest, settings, model.device),
-            same=check.judge(chosen.parts, first, chosen.tolerance),
         )
-    finally:
-        engine.close()
-
-
-def row(model: Model, stream: Stream, recipe: str, result: StreamResult, reserved: bool) -> Row:
-    """The line of a result file; a recipe with a reservation ends in " (reserved)"."""
-    return taken(
-        model.device,
-        workload=str(stream),
-        provider=OURS,
-        recipe=str(as_recipe(recipe, model.device, model.config)) + " (reserved)" * reserved,
-        dtype=model.dtype,
-        total_ms=Spread.of([result.total_ms]),
-        peak_bytes=result.peak_bytes,
-        equality=equality(result.same),
-        same_tokens=result.same.same_tokens,
-        activation_bytes=result.activation_bytes,
-        lower_bound_bytes=result.lower_bound_bytes,
-        driver_allocations=result.driver_allocations,
-        step_allocations=result.step_allocations,
-    )
 
 
 def _tokens(engine: Engine, prompt: Sequence[int], settings: Settings, cancel: Cancel | None) -> tuple[int, ...]:
@@ -361,10 +324,6 @@ def _driver_allocations(engine: Engine, device: str) -> int:
     if device == "cuda":
         return int(torch.cuda.memory_stats().get("num_device_alloc", 0))
     return int(engine.memory.calls.allocations)
-
-
-def _lower_bound(engine: Engine, prompt: Sequence[int], settings: Settings) -> int:
-    return max(max(live_bytes(trace)) for trace in engine.lifetimes([prompt], settings).values())
 
 
 def _step_allocations(engine: Engine, prompt: Sequence[int], settings: Settings, device: str) -> int | None:
