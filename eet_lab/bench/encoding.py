@@ -36,6 +36,7 @@ from eet_lab.models import Model
 from eet_lab.models.decoder import mapped
 from eet_lab.models.encoder import Encoder
 from eet_lab.models.on_device import on_its_encoders_device
+from eet_lab.ops.cases import error_budget
 from eet_lab.ops.oom import memory_for
 from eet_lab.parts import Parts
 from eet_lab.parts.passes import Batching, Text
@@ -178,7 +179,7 @@ class ErrorBudget:
         self._precise = _plain(mapped(encoder, lambda tensor: tensor.float()), some)
         low = _plain(encoder, some) if encoder.dtype != torch.float32 else self._precise
         largest = float(self._precise.abs().max())
-        self.most = 2 * float((low - self._precise).abs().max()) + 64 * torch.finfo(torch.float32).eps * largest
+        self.most = error_budget(float((low - self._precise).abs().max()), largest, torch.float32, 64)
 
     def verdict(self, vectors: Tensor) -> str:
         """ "passed", or their largest error beside the budget."""

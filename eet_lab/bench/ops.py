@@ -23,6 +23,7 @@ from eet_lab.devices import checked_device, kind_of, present
 from eet_lab.errors import EETError, PromptError, did_you_mean, first_line
 from eet_lab.models.loading import checked_dtype
 from eet_lab.ops import cuda, native
+from eet_lab.ops.cases import error_budget
 from eet_lab.ops.oom import is_out_of_memory, memory_for
 from eet_lab.ops.shapes import AttentionShape, copied
 from eet_lab.ops.types import fresh
@@ -39,7 +40,7 @@ EXACT = [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTEN
 class Judge:
     """What the op should give, by the reference in fp64, and how far rounding takes the reference itself.
 
-    The budget is that of `Case.check`: twice the reference's own error, and four roundings of the largest number.
+    The budget is that of `Case.check`.
     """
 
     def __init__(self, workload: OpWorkload, device: str, dtype: torch.dtype) -> None:
@@ -61,7 +62,7 @@ class Judge:
             real = batch.columns >= batch.keys.begin[batch.rows]
         self._exact = tuple(each[real] for each in exact)
         self._budgets = [
-            2 * float((rounded[real] - each).abs().max()) + 4 * torch.finfo(dtype).eps * float(each.abs().max())
+            error_budget(float((rounded[real] - each).abs().max()), float(each.abs().max()), dtype)
             for rounded, each in zip(low, self._exact, strict=True)
         ]
 

@@ -23,6 +23,7 @@ from eet_lab.engine.tasks import next_tokens
 from eet_lab.errors import Cancelled
 from eet_lab.models.decoder import Decoder, forward, logits, mapped, op_by_op
 from eet_lab.ops import reference
+from eet_lab.ops.cases import error_budget
 from eet_lab.ops.oom import memory_for
 from eet_lab.ops.reference import gumbel, noise_keys
 from eet_lab.ops.types import KV, Batch, Empty, Extras, Linear, Norm, Sampling, Spec, fresh
@@ -90,10 +91,9 @@ class ParityCheck:
         self._weighed = Engine(model, Parts(weights=self._baseline.weights)).model
         say(f"{READING}, at higher precision")
         self._reference = reference_logits(self._weighed, self.rows, self.tokens, self.num_checked, cancel)
-        eps = torch.finfo(model.dtype).eps
         self._own_error = self._error(logits)
         self._largest = self._reference.abs().max().item()
-        budget = 2 * self._own_error + 4 * eps * self._largest
+        budget = error_budget(self._own_error, self._largest, model.dtype)
         self.sound = math.isfinite(budget)
         self.budget = budget if self.sound else 0.0
 

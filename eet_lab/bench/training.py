@@ -30,6 +30,7 @@ from eet_lab.models import Model
 from eet_lab.models.config import EncoderConfig, Seq2SeqConfig, VisionConfig
 from eet_lab.models.decoder import mapped
 from eet_lab.models.weights import random_decoder
+from eet_lab.ops.cases import error_budget
 from eet_lab.ops.oom import memory_for
 from eet_lab.parts import Parts
 from eet_lab.progress import Cancel, Progress
@@ -179,7 +180,7 @@ def budget_of(network: Any, examples: Sequence[Example]) -> tuple[Checked, float
     """What plain PyTorch tells in fp32, and how far others may be: twice as far as it is in the model's own dtype."""
     exact = told(Trainer(mapped(network, lambda t: t.float())), examples)
     low = exact if network.dtype == torch.float32 else told(Trainer(network), examples)
-    return exact, 2 * low.error(exact) + 1024 * torch.finfo(torch.float32).eps
+    return exact, error_budget(low.error(exact), 1.0, torch.float32, 1024)  # errors are relative
 
 
 def verdict(off: float, most: float) -> str:

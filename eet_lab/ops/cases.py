@@ -46,6 +46,14 @@ class RedZones:
                 raise CaseFailed(f"The op wrote outside of its buffer {name!r}.")
 
 
+def error_budget(lost: float, largest: float, dtype: torch.dtype, num_eps: int = 4) -> float:
+    """How far numbers may be off that are computed in `dtype`, in another order than plain PyTorch's.
+
+    Twice what plain PyTorch itself has `lost` there, and a few roundings of the largest number.
+    """
+    return 2 * lost + num_eps * torch.finfo(dtype).eps * largest
+
+
 @dataclass(frozen=True)
 class Case:
     """An op by name, what to run it on, and what counts as right."""
@@ -91,7 +99,7 @@ class Case:
         if not got.numel():
             return 0.0, 0.0
         error, lost = (float((x.double() - exact).abs().max()) for x in (got, low))
-        budget = 2 * lost + 4 * torch.finfo(dtype).eps * float(exact.abs().max())
+        budget = error_budget(lost, float(exact.abs().max()), dtype)
         if not error <= budget:  # NaN is not
             raise CaseFailed(f"{self.name}/{shape} {dtype}: error {error:.3g}, the budget is {budget:.3g}.")
         return error, budget
