@@ -259,8 +259,7 @@ def compare_texts(
         budget = ErrorBudget(model.encoder, rows)
         rounds = Rounds(repeats, budget_s, lambda: changes(*(side.runs for side in sides)).values())
         tally = Tally(3 + 2 * rounds.expected, progress)
-        first = [replace(side, runs=[]) for side in sides]
-        in_turn(first, Rounds(1), tally, cancel, doing="warming up")
+        first = timing.warm_up(sides, tally, cancel)
         for each, side in zip(recipes, sides, strict=True):
             if each.parts.is_captured:  # which it is the second time
                 side.run()

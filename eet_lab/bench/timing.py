@@ -313,12 +313,19 @@ def in_turn(
     tally.add(len(series) * (rounds.done - expected))
 
 
+def warm_up(series: Sequence[Series[Run]], tally: Tally, cancel: Cancel | None) -> list[Series[Run]]:
+    """A run of each that is none of those that are timed."""
+    first = [replace(each, runs=[]) for each in series]
+    in_turn(first, Rounds(1), tally, cancel, doing="warming up")
+    return first
+
+
 def after_warm_up(
     series: Sequence[Series[Any]], repeats: int, progress: Progress | None, cancel: Cancel | None
 ) -> None:
-    """A run of each that is not kept, then so many of each in turn. Errors: Cancelled between two runs."""
+    """A run of each that warms up, then so many of each in turn. Errors: Cancelled between two runs."""
     tally = Tally((1 + repeats) * len(series), progress)
-    in_turn([replace(each, runs=[]) for each in series], Rounds(1), tally, cancel, doing="warming up")
+    warm_up(series, tally, cancel)
     in_turn(series, Rounds(repeats), tally, cancel)
 
 

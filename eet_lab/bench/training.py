@@ -146,8 +146,7 @@ def train_all(
             remarks += [*absent, *(each.remark for each in there if each.remark)]
             names, made = names + [name] * len(there), made + there
         series = [Series(name, partial(_run, each, model.device)) for name, each in zip(names, made, strict=True)]
-        warm = [Series(each.name, each.run) for each in series]
-        timing.in_turn(warm, Rounds(1), tally, cancel, doing="warming up")
+        timing.warm_up(series, tally, cancel)
         timing.in_turn(series, Rounds(repeats), tally, cancel)
         verdicts = [verdict(each.checked.error(exact), budget) for each in made]
         rows = [_row(workload, model, *each, batch) for each in zip(series, verdicts, strict=True)]
