@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, replace
 from functools import partial, wraps
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,27 +44,6 @@ class StepLaunches(NamedTuple):
     def per_step(self) -> StepLaunches | None:
         """The counts of one of the `STEPS` steps; None where launches or kernels cannot be seen."""
         return StepLaunches(self.launches / STEPS, self.kernels / STEPS) if all(self) else None
-
-
-class Counter(Protocol):
-    """Counts what is launched and run between `start` and `stop`."""
-
-    def start(self) -> None:
-        """Wait for what was launched before, then count."""
-
-    def stop(self) -> StepLaunches:
-        """What came since `start`, all of it: not yet divided by a number of steps."""
-        ...
-
-
-@contextmanager
-def counting(device: str) -> Iterator[Counter]:
-    """A counter that suits "cpu" or "cuda"; it ends with the block, whatever happened there."""
-    counter = CallCounter() if device == "cpu" else Profile()
-    try:
-        yield counter
-    finally:
-        counter.end()
 
 
 def is_work(function: Any) -> bool:
@@ -116,7 +95,7 @@ class CallCounter(TorchCalls):
 
 
 class Profile:
-    """The counter for a GPU, as far as torch's profiler may look."""
+    """The same for a GPU, as far as torch's profiler may look: what was launched before `start` does not count."""
 
     def __init__(self) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -139,6 +118,16 @@ class Profile:
         if self._runs:
             self._profile.stop()
         self._runs = False
+
+
+@contextmanager
+def counting(device: str) -> Iterator[CallCounter | Profile]:
+    """What counts between `start` and `stop`, on "cpu" or "cuda"; it ends with the block, whatever happened there."""
+    counter = CallCounter() if device == "cpu" else Profile()
+    try:
+        yield counter
+    finally:
+        counter.end()
 
 
 def launches_per_token(engine: Engine, num_rows: int) -> StepLaunches | None:

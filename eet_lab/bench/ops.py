@@ -121,39 +121,27 @@ def benchmark_op(
     """
     timing.check_repeats(repeats)
     there = checked_device(device)
-    with present(there):
-        where = kind_of(there)
-        return _benchmarked(workload, providers, where, checked_dtype(dtype, where), repeats, progress, cancel)
-
-
-def _benchmarked(
-    workload: OpWorkload,
-    providers: Sequence[str],
-    where: str,
-    kind: torch.dtype,
-    repeats: int,
-    progress: Progress | None,
-    cancel: Cancel | None,
-) -> tuple[list[Row], list[str]]:
-    """`benchmark_op` on the current device, which is of the kind `where`."""
-    names, absent = _available(workload, _chosen(workload, providers), where)
-    if not names:
-        return [], absent
-    size = workload.shape.read_bytes(kind.itemsize)
-    num_copies = min(MOST_COPIES, -(-ROTATED_BYTES[where] // size) + 1)
-    check_op_fit(workload, where, kind, num_copies)
-    timing.forget_compiled()
-    tally = Tally(2 + len(names) * (1 + repeats), progress)
-    with cpu_threads(where), memory_for(f"a buffer of {workload}", remedy="Give smaller sizes, or half precision."):
-        entries, remarks = _prepared(workload, names, num_copies, where, kind, tally, cancel)
-        series = [Series(entry.name, entry.time) for entry in entries]
-        timing.in_turn(series, Rounds(repeats), tally, cancel)
-        shared = {"workload": str(workload), "dtype": str(kind).removeprefix("torch.")}
-        arithmetic = _arithmetic(workload, where, kind)
-        figures = [entry.figures(its.runs, size) for entry, its in zip(entries, series, strict=True)]
-        rows = [taken(where, **shared, **each, **arithmetic(each["total_ms"].p50)) for each in figures]
-        disturbed = [f"{entry.name}: {SHARED}." for entry in entries if entry.was_disturbed]
-        return rows, [*absent, *remarks, *disturbed, *_doubts(rows, workload, where, num_copies, size)]
+    where = kind_of(there)
+    with present(there), cpu_threads(where):
+        kind = checked_dtype(dtype, where)
+        names, absent = _available(workload, _chosen(workload, providers), where)
+        if not names:
+            return [], absent
+        size = workload.shape.read_bytes(kind.itemsize)
+        num_copies = min(MOST_COPIES, -(-ROTATED_BYTES[where] // size) + 1)
+        check_op_fit(workload, where, kind, num_copies)
+        timing.forget_compiled()
+        tally = Tally(2 + len(names) * (1 + repeats), progress)
+        with memory_for(f"a buffer of {workload}", remedy="Give smaller sizes, or half precision."):
+            entries, remarks = _prepared(workload, names, num_copies, where, kind, tally, cancel)
+            series = [Series(entry.name, entry.time) for entry in entries]
+            timing.in_turn(series, Rounds(repeats), tally, cancel)
+            shared = {"workload": str(workload), "dtype": str(kind).removeprefix("torch.")}
+            arithmetic = _arithmetic(workload, where, kind)
+            figures = [entry.figures(its.runs, size) for entry, its in zip(entries, series, strict=True)]
+            rows = [taken(where, **shared, **each, **arithmetic(each["total_ms"].p50)) for each in figures]
+    disturbed = [f"{entry.name}: {SHARED}." for entry in entries if entry.was_disturbed]
+    return rows, [*absent, *remarks, *disturbed, *_doubts(rows, workload, where, num_copies, size)]
 
 
 def _doubts(rows: Sequence[Row], workload: OpWorkload, device: str, num_copies: int, size: int) -> Iterator[str]:

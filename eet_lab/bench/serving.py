@@ -149,28 +149,22 @@ def serve_all(
     has_recipes = not {OURS, HTTP}.isdisjoint(providers)
     chosen, remarks = distinct(recipes, model.device, model.config) if has_recipes else ([], [])
     prompts, settings = requests.prompts(model.config.vocab_size), Settings(requests.new_tokens)
-    series: list[Series[ServingRun]] = []
-    whose: list[dict[str, str]] = []
+    series: dict[tuple[str, str], Series[ServingRun]] = {}
     with ExitStack() as open_engines:
         for recipe in chosen:
             _check(model, recipe, prompts, settings)
             if OURS in providers:
                 engine = open_engines.enter_context(closing(_ready(model, recipe, prompts, settings)))
-                series.append(Series(str(recipe), partial(served, engine, prompts, settings, cancel)))
-                whose.append({"provider": OURS, "recipe": str(recipe)})
+                series[OURS, str(recipe)] = Series(str(recipe), partial(served, engine, prompts, settings, cancel))
             if HTTP in providers:
                 over_http = served_over_http(model, recipe, prompts, settings, cancel)
-                series.append(Series(f"{HTTP} {recipe}", open_engines.enter_context(over_http)))
-                whose.append({"provider": HTTP, "recipe": str(recipe)})
+                series[HTTP, str(recipe)] = Series(f"{HTTP} {recipe}", open_engines.enter_context(over_http))
         if HF in providers:
-            series.append(Series(HF, partial(served_by_hf, to_hf(model.decoder), prompts, settings)))
-            whose.append({"provider": HF, "recipe": ""})
-        timing.after_warm_up(series, repeats, progress, cancel)
-    first, rows = series[0].runs[0], []
-    for each, who in zip(series, whose, strict=True):
-        run = timing.median_run(each.runs, lambda run: run.tok_s)
-        rows.append(_row(requests, who, model, run, _are_same(model, first, run)))
-    return rows, remarks
+            series[HF, ""] = Series(HF, partial(served_by_hf, to_hf(model.decoder), prompts, settings))
+        timing.after_warm_up([*series.values()], repeats, progress, cancel)
+    first = next(iter(series.values())).runs[0]
+    medians = {who: timing.median_run(each.runs, lambda run: run.tok_s) for who, each in series.items()}
+    return [_row(requests, who, model, run, _are_same(model, first, run)) for who, run in medians.items()], remarks
 
 
 def _are_same(model: Model, run: ServingRun, other: ServingRun) -> bool:
@@ -243,11 +237,12 @@ def served_by_hf(model: Any, prompts: Sequence[Sequence[int]], settings: Setting
     return ServingRun(total_s, [t[0] for t in times], [t[-1] for t in times], [*map(len, tokens)], tokens)
 
 
-def _row(requests: Requests, who: dict[str, str], model: Model, run: ServingRun, same: bool) -> Row:
+def _row(requests: Requests, who: tuple[str, str], model: Model, run: ServingRun, same: bool) -> Row:
     return taken(
         model.device,
         workload=str(requests),
-        **who,
+        provider=who[0],
+        recipe=who[1],
         dtype=model.dtype,
         ttft_ms=Spread.of(run.first_ms),
         tpot_ms=Spread.of(run.tpot_ms),
