@@ -10,7 +10,7 @@ import torch
 from test_launch_arguments import launched  # noqa: F401  a fixture
 from test_training import language
 
-from eet_lab.bench.train_op_providers import piece
+from eet_lab.bench.op_providers import piece
 from eet_lab.errors import KernelError, RecipeError
 from eet_lab.ops import reference
 from eet_lab.ops.cuda import train_epilogue, train_norm, train_optimizer
