@@ -6,6 +6,7 @@ import random
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import NamedTuple
 
 import encoders
 import families
@@ -216,6 +217,27 @@ def test_memory_stays_and_old_graphs_go(recorded):
     for batch in (shapes[2], shapes[0], shapes[1], shapes[1]):
         captured.step(batch)
     assert len(captured._launch._kept) == 4 and captured._launch.captures == 5
+
+
+class Row(NamedTuple):
+    row: torch.Tensor
+
+
+def test_graphs_share_a_pool_until_the_last_of_them_goes(monkeypatch):
+    """Then PyTorch has forgotten it, and takes nothing more of that name."""
+    pools = []
+    monkeypatch.setattr(launch, "capturing", nullcontext)
+    monkeypatch.setattr(launch, "new_pool", object)
+    monkeypatch.setattr(launch, "capture", lambda work, pool: pools.append(pool) or work() or Recorder())
+    for graphs, num_pools in ((1, 3), (2, 1)):
+        pools.clear()
+        replays = steps.Replays(lambda given: given.row + 1, torch.device("cpu"), graphs)
+        for length in (3, 3, 4, 4, 3, 3):
+            replays(Row(torch.zeros(length)))
+        assert len({*map(id, pools)}) == num_pools, graphs
+    replays.void()
+    replays(Row(torch.zeros(3)))
+    assert len({*map(id, pools)}) == 2
 
 
 def test_a_trainer_that_nobody_has_is_gone_at_once(recorded):

@@ -47,6 +47,18 @@ def test_pieces_that_are_timed_alone_are_those_of_the_recipe():
     assert piece(Parts().loss, "cross_entropy") is losses.cross_entropy
 
 
+def test_a_product_of_its_own_keeps_its_bias():
+    """As that of a head in chunks has, which sums the gradients of both."""
+    given, w = [], Linear(torch.randn(8, 4, requires_grad=True), torch.randn(8, requires_grad=True))
+
+    def product(x, w, *, empty):
+        given.append(w)
+        return reference.linear(x, w, empty=empty)
+
+    train_epilogue.linear_act(torch.randn(3, 4), w, None, empty=autograd, linear=product).sum().backward()
+    assert given[0].bias is w.bias and torch.equal(w.bias.grad, torch.full((8,), 3.0))
+
+
 @pytest.mark.parametrize("loss", [losses.whole, losses.Chunked(5)])
 def test_a_piece_takes_the_place_of_the_cross_entropy(loss, tiny):
     """By any of them a model's gradients are the same; here by one that counts its calls."""

@@ -133,15 +133,13 @@ class Replays:
         """Let go of all graphs, since memory that they use has moved: each is captured again when it is used next."""
         for kept in self._kept.values():
             kept.graph = kept.result = None
-        self._pool = None
 
     def close(self) -> None:
         """Give graphs back, and their memory."""
         self._kept.clear()
-        self._pool = None
 
     def _capture(self, kept: _Kept, arrived: Any) -> None:
-        if self._pool is None:
+        if all(each.graph is None for each in self._kept.values()):  # PyTorch forgets a pool with its last graph
             self._pool = launch.new_pool()
         if self._frees_first:
             gc.collect()  # what of other passes waits for it holds memory, and nodes that belong to other streams

@@ -51,7 +51,7 @@ def _unfit_inner(model: Shapes) -> str | None:
 def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty, linear: Callable = reference.linear) -> Tensor:
     """act(linear(x)): [T,C] -> [T,F]. Of an activated layer the product without its bias is kept, and nothing else."""
     if act is None:
-        if w.bias is None or len(w.bias) % 8:
+        if w.bias is None or len(w.bias) % 8 or linear is not reference.linear:  # what sums a weight's may sum these
             return linear(x, w, empty=empty)
         return Biased.apply(linear(x, w._replace(bias=w.bias.detach()), empty=empty), w.bias)
     return Epilogue.apply(linear(x, w._replace(bias=None), empty=empty), w.bias, None, act, None)
