@@ -28,7 +28,7 @@ def test_the_fused_cross_entropy_combines_with_chunks_and_is_greyed_on_a_cpu():
     alone, both = (
         Recipe.parse(words) for words in ("fused_cross_entropy", "fused_cross_entropy,chunked_cross_entropy")
     )
-    assert alone.parts.loss.func is losses.whole and both.parts.loss.func == losses.Chunked(1024)
+    assert alone.parts.loss.func is losses.whole and both.parts.loss.func == losses.Chunked(2048)
     assert {recipe.parts.loss.keywords["cross_entropy"] for recipe in (alone, both)} == {losses.fused_cross_entropy}
     assert "CUDA kernels need an NVIDIA GPU" in known("fused_cross_entropy")().unavailable("cpu")
     with pytest.raises(RecipeError, match="fused_cross_entropy"):

@@ -35,7 +35,7 @@ class ChunkedCrossEntropy(Technique):
     lesson: ClassVar[str] = "08_fast_training"
 
     chunk: int = knob(
-        1024, "How many tokens' logits exist at a time.", label="Chunk", unit="tokens", low=1, high=1048576
+        2048, "How many tokens' logits exist at a time.", label="Chunk", unit="tokens", low=1, high=1048576
     )
 
     def apply(self, parts: Parts) -> Parts:
