@@ -1,7 +1,7 @@
 # make lab       set up and open JupyterLab on the workbench
 # make test      everything that needs no GPU: ruff, mypy, the tests, the notebooks, a real browser
 # make test-gpu  the tests that need one
-# make test-ray  the tests of serving by several replicas; installs Ray (350 MB) into .venv
+# make test-ray  the tests of replicas and of training by Ray; installs it (500 MB) into .venv
 # make test-oldest  the tests with the oldest versions that pyproject.toml allows, in an environment of its own
 # make lint      ruff and mypy alone
 # make doctor    set up and say what is here and what is missing
@@ -62,7 +62,7 @@ test-gpu:
 
 test-ray:
 	@$(SETUP) --extra test --extra ray
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serving/test_replicas.py tests/serving/test_ray_cluster.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serving/test_replicas.py tests/serving/test_ray_cluster.py tests/test_ray_train.py $(ARGS)
 
 test-oldest:
 	@python=$$(PYTHON="$(PYTHON)" sh tools/find_python.sh) && "$$python" tools/oldest.py --all $(ARGS)

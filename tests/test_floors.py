@@ -21,6 +21,7 @@ FLOORS = (
         "eet_lab.naming",
         "eet_lab.paths",
         "eet_lab.progress",
+        "eet_lab.ray_here",
         "eet_lab.threads",
         "eet_lab.words",
     ),
@@ -61,7 +62,7 @@ HOMES = {
     "h11": SERVING,
     "prometheus_client": SERVING,
     "pydantic": SERVING,
-    "ray": ("eet_lab.serving.cluster",),
+    "ray": ("eet_lab.ray_here", "eet_lab.serving.cluster", "eet_lab.training.launch"),
     "starlette": SERVING,
     "uvicorn": SERVING,
 }

@@ -35,13 +35,13 @@ def html(thing: Any) -> str:
 
 def test_the_parts_of_a_step_are_told_apart(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lesson, "STEPS", 1)
-    parts = lesson.Watched(model, lesson.BASE).parts()
-    flat = lesson.Watched(model, f"{lesson.BASE},flat_optimizer").parts()
+    parts = lesson.step_parts(model, lesson.BASE)
+    flat = lesson.step_parts(model, f"{lesson.BASE},flat_optimizer")
     assert list(parts) == [lesson.FORWARD, lesson.BACKWARD, lesson.UPDATE]
-    assert all(part.ms > 0 and part.calls > 0 and part.num_bytes > 0 for part in parts.values())
-    assert parts[lesson.BACKWARD].calls > parts[lesson.FORWARD].calls
+    assert all(part.ms > 0 and part.launches > 0 and part.num_bytes > 0 for part in parts.values())
+    assert parts[lesson.BACKWARD].launches > parts[lesson.FORWARD].launches
     tensors = 28
-    assert parts[lesson.UPDATE].calls > 5 * tensors > flat[lesson.UPDATE].calls
+    assert parts[lesson.UPDATE].launches > 5 * tensors > flat[lesson.UPDATE].launches
     weights = 4 * model.config.num_params
     assert parts[lesson.UPDATE].num_bytes > 7 * weights and flat[lesson.UPDATE].num_bytes > 7 * weights
 

@@ -291,6 +291,13 @@ def test_a_pass_stays_within_its_tokens_when_rounded_up_but_has_one_bucket_at_le
     assert sum(len(group.numbers) for group in groups) == len(texts)
 
 
+def test_sources_stay_within_the_tokens_of_a_pass_with_those_of_pads():
+    texts = [Text([5] * (3 + number % 2), None, [0], [6] * 32) for number in range(30)]
+    groups = [*steps.Bucketed(Recipe.parse(PACKED).parts.texts, 32)(texts, Batching(300))]
+    assert max(sum(len(text.source) for text in group.texts) for group in groups) == 288
+    assert sum(len(group.numbers) for group in groups) == len(texts)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_buckets_hold_all_texts_and_sources_everywhere(seed):
     draw = random.Random(seed)

@@ -147,6 +147,13 @@ def fusion_map(
     return FusionMap(environment(model), str(workload), tuple(found))
 
 
+def phases_of(batch: Batch, parts: Parts, device: str, repeats: int) -> dict[str, PhaseWork]:
+    """What the phases of a step do, and the medians of their times. Errors: those of `fusion_map`."""
+    with cpu_threads(device), present(batch.network.device):
+        rung = _Rung(batch, parts, device, None)
+        return rung.work([rung.phase_ms() for _ in range(repeats)])
+
+
 def _spread(runs: Sequence[float]) -> Spread:
     found = Spread.of(runs)
     assert found is not None

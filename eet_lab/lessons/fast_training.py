@@ -5,25 +5,22 @@ N tokens with a label, C channels, V words.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import median
 from tempfile import mkdtemp
-from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import ipywidgets as W
 import plotly.graph_objects as go
 import torch
 from IPython.display import display
-from torch.utils._pytree import tree_leaves
 
-from eet_lab.bench.launches import TorchCalls, is_work
+from eet_lab.bench.fusion import PhaseWork, phases_of
 from eet_lab.bench.rows import Row
-from eet_lab.bench.training import TrainComparison, compare_training
+from eet_lab.bench.timeline_steps import PHASES
+from eet_lab.bench.training import Batch, TrainComparison, compare_training
 from eet_lab.devices import checked_device
 from eet_lab.figures import theme
 from eet_lab.lessons import recorded
@@ -41,8 +38,7 @@ from eet_lab.words import MiB, brief, counted, ms_words, percent, plain
 NUM_TEXTS, LONGEST = 12, 96
 BASE, PACKED = "pre_padding", "pre_padding,mask_removal,packed_prefill"
 CHUNK = 1024
-FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
-PARTS = (FORWARD, BACKWARD, UPDATE)
+FORWARD, BACKWARD, UPDATE = PHASES
 COLORS = {FORWARD: theme.SELECTION, BACKWARD: theme.SERIES[1], UPDATE: theme.GAIN}
 STEPS = 3
 """Steps whose median time is told."""
@@ -74,78 +70,19 @@ def pads(model: Model) -> float:
     return 1 - sum(sizes) / (len(sizes) * max(sizes))
 
 
-class Part(NamedTuple):
-    """A part of a step: what it took, and what PyTorch was called for."""
-
-    ms: float
-    calls: int
-    num_bytes: int
-
-
-class Moved(TorchCalls):
-    """Counts calls that compute, and the bytes of all that goes in and comes out."""
-
-    num_bytes = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_dispatch__(function, types, args, kwargs)
-        if is_work(function):
-            moved = (each for each in tree_leaves((args, kwargs, result)) if isinstance(each, torch.Tensor))
-            self.num_bytes += sum(each.numel() * each.element_size() for each in moved)
-        return result
-
-
-class Watched:
-    """A trainer that notes where its passes end: forward with the loss, backward with the last gradient."""
-
-    def __init__(self, model: Model, recipe: str) -> None:
-        parts = Recipe.parse(recipe, model.device, model.config.in_training).parts
-        self._on_gpu, self._examples, self._loss = model.device == "cuda", [*texts(model)], parts.loss
-        self._trainer = Trainer(model.network, replace(parts, loss=self._marked))
-        for parameter in self._trainer.parameters.values():
-            parameter.register_post_accumulate_grad_hook(lambda _: self._mark(BACKWARD))
-        self._step(Moved())  # the first one warms up
-
-    def parts(self) -> dict[str, Part]:
-        """Milliseconds of steps that nobody counts, in the middle, and the counts of another one."""
-        timed = [self._step(nullcontext()) for _ in range(STEPS)]
-        counted = self._step(Moved())
-        return {part: counted[part]._replace(ms=median(each[part].ms for each in timed)) for part in PARTS}
-
-    def _step(self, moved: Any) -> dict[str, Part]:
-        self._moved, self._marks = moved, dict[str, tuple[Any, int, int]]()
-        with moved:
-            self._mark("")
-            self._trainer.step(self._examples)
-            self._mark(UPDATE)
-        if self._on_gpu:
-            torch.cuda.synchronize()
-        ends = zip(("", FORWARD, BACKWARD), PARTS, strict=True)
-        return {part: self._between(self._marks[before], self._marks[part]) for before, part in ends}
-
-    def _marked(self, *given: Any) -> torch.Tensor:
-        loss = self._loss(*given)
-        self._mark(FORWARD)
-        return loss
-
-    def _mark(self, part: str) -> None:
-        now: Any = torch.cuda.Event(enable_timing=True) if self._on_gpu else perf_counter()
-        if self._on_gpu:
-            now.record()
-        seen = self._moved if isinstance(self._moved, Moved) else None
-        self._marks[part] = now, len(seen.calls) if seen else 0, seen.num_bytes if seen else 0
-
-    def _between(self, begin: tuple[Any, int, int], end: tuple[Any, int, int]) -> Part:
-        ms = begin[0].elapsed_time(end[0]) if self._on_gpu else (end[0] - begin[0]) * 1e3
-        return Part(ms, end[1] - begin[1], end[2] - begin[2])
+def step_parts(model: Model, recipe: str) -> dict[str, PhaseWork]:
+    """What each part of a step over the texts does, and takes."""
+    parts = Recipe.parse(recipe, model.device, model.config.in_training).parts
+    batch = Batch(model.network, [*texts(model)], 0.0, sum(lengths(model)), 0.0)
+    return phases_of(batch, parts, model.device, STEPS)
 
 
 def anatomy(model: Model) -> Shown:
-    """Time, calls and bytes of the three parts of a step."""
-    parts, tensors = Watched(model, BASE).parts(), len(Trainer(model.network).parameters)
+    """Time, launches and bytes of the three parts of a step."""
+    parts, tensors = step_parts(model, BASE), len(Trainer(model.network).parameters)
     return Shown(
         here(model),
-        _shares(parts, f"A step of {len(texts(model))} texts, by its parts"),
+        _shares(parts, f"A step of {len(texts(model))} texts, by its parts", calls_on(model)),
         "All texts are padded to the longest. The forward pass computes the loss, the backward pass the gradient of "
         "each weight, and the update moves the weights. Backward computes two products for each of forward, one for "
         "the weights and one for what came in, so expect it to take twice as long. The update computes almost nothing: "
@@ -154,10 +91,15 @@ def anatomy(model: Model) -> Shown:
     )
 
 
-def _shares(parts: dict[str, Part], title: str) -> go.Figure:
+def calls_on(model: Model) -> str:
+    """What a step's work is counted in."""
+    return "launches" if model.device == "cuda" else "calls of PyTorch"
+
+
+def _shares(parts: Mapping[str, PhaseWork], title: str, calls: str) -> go.Figure:
     rows: dict[str, tuple[list[float], Callable[[float], str]]] = {
         "time": ([part.ms for part in parts.values()], ms_words),
-        "calls of PyTorch": ([part.calls for part in parts.values()], lambda n: f"{n:,.0f}"),
+        calls: ([part.launches for part in parts.values()], lambda n: f"{n:,.0f}"),
         "bytes in and out": ([part.num_bytes / MiB for part in parts.values()], lambda n: f"{brief(n)} MiB"),
     }
     fig = theme.figure(title, height=210, barmode="stack", bargap=0.35)
@@ -264,11 +206,13 @@ def logits(model: Model) -> Shown:
 
 def flat(model: Model) -> Shown:
     """The update of each tensor, and of one buffer."""
-    plain, buffered = (Watched(model, recipe).parts()[UPDATE] for recipe in (BASE, f"{BASE},flat_optimizer"))
-    rows = [[name, f"{part.calls:,}", ms_words(part.ms)] for name, part in (("each tensor", plain), ("flat", buffered))]
+    plain, buffered = (step_parts(model, recipe)[UPDATE] for recipe in (BASE, f"{BASE},flat_optimizer"))
+    rows = [
+        [name, f"{part.launches:,}", ms_words(part.ms)] for name, part in (("each tensor", plain), ("flat", buffered))
+    ]
     return Shown(
         here(model),
-        table(["update of", "calls of PyTorch", "time"], rows),
+        table(["update of", calls_on(model), "time"], rows),
         "`flat_optimizer` lays all weights into one buffer, and their gradients and moments into others of the same "
         "layout; a layer's weights are views of it. The formula is the same, and so is each number. The calls no "
         "longer grow with the number of tensors. The bytes stay, so what is saved is the host's time: on a GPU that "

@@ -174,7 +174,7 @@ class Bucketed:
 
     A pass whose texts differ in length gets texts of pads and empty ones behind its own, and all get places that are
     asked for beyond their labels. Whoever learns from it has nothing to learn there. Rectangles keep their shape.
-    Texts that share a pass stay within `batch_tokens`, unless that is less than one bucket: one is the least.
+    Texts that share a pass stay within `batch_tokens`, unless that is less than one bucket, or than two of sources.
     """
 
     texts: LaysOutTexts
@@ -182,6 +182,8 @@ class Bucketed:
 
     def __call__(self, texts: Sequence[Readable], batching: Batching) -> Iterator[Group]:
         whole = max(batching.batch_tokens // self.bucket, 1) * self.bucket
+        if any(len(text.source) for text in texts):  # each text of pads has a token of a source: room for so many
+            whole = max(whole + (1 - self.bucket) // min(len(text.ids) for text in texts), self.bucket)
         groups = self.texts(texts, replace(batching, batch_tokens=whole))
         return map(partial(_filled, bucket=self.bucket), groups)
 

@@ -1,16 +1,15 @@
-"""Processes of Ray Serve: the one place that imports Ray."""
+"""Processes of Ray Serve."""
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections import Counter
 from contextlib import ExitStack
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from eet_lab import ray_here
 from eet_lab.errors import SetupError
+from eet_lab.ray_here import LOGS
 from eet_lab.serving.ray_asgi import PATH
 from eet_lab.threads import num_cores
 from eet_lab.words import counted
@@ -20,14 +19,11 @@ if TYPE_CHECKING:
 
 RESOURCES = {"cuda": "GPU", "cpu": "CPU"}
 """What one replica takes one of, by its device."""
-SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "token",
+SETTINGS = ray_here.SETTINGS | {
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": PATH,
 }
-"""A cluster that is started here has them: nothing is reported to anybody; Ray's own ports, which listen on every
-interface, take only who has the token of ~/.ray; what Serve says goes to its logs; and its proxy's errors have
+"""A cluster that is started here has them besides: what Serve says goes to its logs, and its proxy's errors have
 OpenAI's shape.
 """
 APP = "eet_lab"
@@ -36,7 +32,6 @@ HEALTH_S = 1.0
 """How often a replica is asked for its health. After three failures another one takes its place."""
 ASK_S = 10.0
 """The time for replicas to answer what they are asked by name."""
-LOGS = "/tmp/ray/session_latest/logs"
 
 
 class Running:
@@ -65,9 +60,7 @@ class Running:
 
 def check_installed() -> None:
     """Errors: SetupError where a package of the extra `ray` is missing."""
-    for name in ("ray", "fastapi", "prometheus_client", "uvicorn"):
-        if find_spec(name) is None:
-            raise SetupError(f"{name} is not installed, which replicas need: pip install 'eet-lab[ray]'.")
+    ray_here.check_installed(("ray", "fastapi", "prometheus_client", "uvicorn"), "replicas")
 
 
 def run(args: ReplicaArgs, scale: dict[str, Any], most: int, host: str, port: int) -> tuple[Running, str]:
@@ -96,32 +89,20 @@ def run(args: ReplicaArgs, scale: dict[str, Any], most: int, host: str, port: in
 
 def _join(device: str, most: int) -> bool:
     """Be part of a cluster that has room; whether it was started for this."""
-    if "RAY_ADDRESS" not in os.environ and not _is_joined():
+    if not ray_here.is_named():
         check_room(device, most, _here(device))
-        _start()
+        ray_here.start(SETTINGS)
         return True
+    ray_here.join()
     import ray
     from ray.util import list_named_actors
 
-    try:
-        ray.init(ignore_reinit_error=True, log_to_driver=False)
-    except Exception as error:
-        raise SetupError(
-            f"The Ray cluster at {os.environ.get('RAY_ADDRESS')} cannot be joined: {error} Start it, correct "
-            "RAY_ADDRESS, or unset it: then a cluster of this machine is started."
-        ) from error
     check_room(device, most, int(ray.cluster_resources().get(RESOURCES[device], 0)))
     if any(each["name"] == CONTROLLER for each in list_named_actors(all_namespaces=True)):
         raise SetupError(
             "Ray Serve runs on this cluster already. End it first: stop() of its handle, or serve shutdown."
         )
     return False
-
-
-def _is_joined() -> bool:
-    """Whether this process is part of a cluster. It does not import Ray: settings must come before that."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
 
 
 def _leave(is_ours: bool) -> None:
@@ -131,30 +112,6 @@ def _leave(is_ours: bool) -> None:
     serve.shutdown()
     if is_ours:
         ray.shutdown()
-
-
-def _start() -> None:
-    """A cluster of this process, which ends with it.
-
-    Ray gives its own processes 15 s to be there, which a machine with too much to do may not manage at once.
-    """
-    # Ray reads them when it is imported, so they must come first.
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
-    import ray
-
-    quiet = {"log_to_driver": False, "logging_level": "WARNING"}
-    for is_last in (False, True):
-        try:
-            ray.init(address="local", num_cpus=num_cores(), include_dashboard=False, **quiet)
-            return
-        except Exception as error:
-            ray.shutdown()
-            if is_last:
-                raise SetupError(
-                    f"Ray's processes did not start: {error} Where this machine has much else to do, try again when it "
-                    f"has less. Ray's logs are in {LOGS}."
-                ) from error
 
 
 def check_room(device: str, most: int, have: int) -> None:

@@ -1,4 +1,4 @@
-"""Processes for data parallel training, from a script or a notebook."""
+"""Processes for data parallel training, from a script or a notebook: of this machine, or of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-from eet_lab.errors import TrainingError
+from eet_lab import ray_here
+from eet_lab.devices import checked_device, kind_of
+from eet_lab.errors import SetupError, TrainingError
 from eet_lab.scheduling.whole import check_whole
 
 MOST_PROCESSES = 1024
@@ -40,6 +42,45 @@ def launch(function: Callable[..., Any], num_processes: int, *args: Any) -> None
         except (multiprocessing.ProcessRaisedException, multiprocessing.ProcessExitedException) as error:
             last = str(error).strip().splitlines()[-1]
             raise TrainingError(f"Rank {error.error_index} failed, and all were ended: {last}") from error
+
+
+def launch_on_ray(function: Callable[..., Any], num_processes: int, *args: Any, device: str | None = None) -> None:
+    """The same in workers of Ray Train, on as many machines as its cluster has (the extra `ray`).
+
+    Each takes a GPU, or a CPU where `device` is "cpu" (default: what torch sees here). The cluster is the one that
+    RAY_ADDRESS names or that this process is part of, and else one of this machine alone, which then ends. Every
+    machine needs EET Lab, and a folder that `Trainer.save` writes to belongs to the first rank's. Errors: SetupError,
+    TrainingError, with what the first worker to fail said.
+    """
+    check_whole(TrainingError, "num_processes", num_processes, 1, MOST_PROCESSES)
+    ray_here.check_installed(("ray", "pyarrow", "tensorboardX"), "workers of Ray Train")
+    kind, is_ours = kind_of(checked_device(device)), not ray_here.is_named()
+    if is_ours:
+        ray_here.start()
+    else:
+        ray_here.join()
+    import ray
+    from ray.train import RunConfig, ScalingConfig, TrainingFailedError
+    from ray.train.torch import TorchTrainer
+
+    try:
+        what = {"cuda": "GPU", "cpu": "CPU"}[kind]
+        if num_processes > (there := int(ray.cluster_resources().get(what, 0))):
+            raise SetupError(
+                f"num_processes is {num_processes:,}, but each takes a {what}, and the cluster has {there:,}. Ask for "
+                "so many at most, or add machines to the cluster."
+            )
+        scale = ScalingConfig(num_workers=num_processes, use_gpu=kind == "cuda")
+        with TemporaryDirectory() as folder:  # what Ray notes of the run, of which nothing is needed later
+            TorchTrainer(lambda: function(*args), scaling_config=scale, run_config=RunConfig(storage_path=folder)).fit()
+    except TrainingFailedError as error:
+        failures = getattr(error, "worker_failures", {})
+        rank, first = min(failures.items(), default=(0, error), key=lambda found: found[0])
+        last = str(first).strip().splitlines()[-1]
+        raise TrainingError(f"Rank {rank} failed, and all were ended: {last}") from error
+    finally:
+        if is_ours:
+            ray.shutdown()
 
 
 def _rank(

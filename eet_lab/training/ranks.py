@@ -45,7 +45,7 @@ class Alone:
         return made, torch.stack(made).sum()
 
     def check(self) -> None:
-        """After `together`, where the host waits for its sum. Errors: TrainingError or Cancelled, if another failed."""
+        """Wait for the sum of `together`, on the host. Errors: TrainingError or Cancelled, if another rank failed."""
 
     def watch(self, params: Sequence[Tensor], buffers: Sequence[Buffer], is_captured: bool) -> None:
         """Make weights, in the order in which a forward pass reads them, the first rank's, and sum their gradients:

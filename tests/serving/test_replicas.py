@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 import eet_lab
+from eet_lab import ray_here
 from eet_lab.cli import main
 from eet_lab.commands import serve as command
 from eet_lab.errors import ModelError, RecipeError, SetupError
@@ -98,7 +100,7 @@ def test_more_replicas_than_gpus():
 
 
 def test_ray_that_is_missing_is_named(monkeypatch):
-    monkeypatch.setattr(cluster, "find_spec", lambda name: None if name == "ray" else name)
+    monkeypatch.setattr(ray_here, "find_spec", lambda name: None if name == "ray" else name)
     with pytest.raises(SetupError, match=r"ray is not installed.*pip install 'eet-lab\[ray\]'"):
         eet_lab.serve_replicas("demo")
 
@@ -174,8 +176,14 @@ def test_words_become_arguments(planned, capsys, monkeypatch):
     stopped = []
     monkeypatch.setattr(replicas.ServedReplicas, "stop", lambda self: stopped.append(self))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def end() -> None:
+        while signal.getsignal(signal.SIGTERM) is handlers[signal.SIGTERM]:  # which would end this process
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
     try:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        threading.Thread(target=end, daemon=True).start()
         words = ["--device", "cpu", "--replicas", "1-2", "--target-ongoing-requests", "5", "--served-model-name", "a"]
         assert main(["serve", *words]) == 0
     finally:
