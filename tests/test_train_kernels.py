@@ -59,6 +59,19 @@ def test_a_product_of_its_own_keeps_its_bias():
     assert given[0].bias is w.bias and torch.equal(w.bias.grad, torch.full((8,), 3.0))
 
 
+def test_what_a_bias_was_added_to_can_be_written_over(monkeypatch):
+    """As the product itself: queries are rotated in their place."""
+    monkeypatch.setattr(
+        train_epilogue, "epilogue_backward", lambda dout, *_, wants_bias: (dout, dout.sum(0) if wants_bias else None)
+    )
+    x, w = torch.randn(3, 4), Linear(torch.randn(8, 4, requires_grad=True), torch.randn(8, requires_grad=True))
+    made = train_epilogue.linear_act(x, w, None, empty=autograd)
+    made[:, :4].mul_(2)
+    made.sum().backward()
+    assert torch.equal(w.bias.grad, torch.tensor([6.0] * 4 + [3.0] * 4))
+    assert torch.allclose(w.weight.grad, x.sum(0) * w.bias.grad[:, None] / 3)
+
+
 @pytest.mark.parametrize("loss", [losses.whole, losses.Chunked(5)])
 def test_a_piece_takes_the_place_of_the_cross_entropy(loss, tiny):
     """By any of them a model's gradients are the same; here by one that counts its calls."""

@@ -36,7 +36,10 @@ MODELS = (
     ("encode:bert-base/t2048/p5-500", "total_ms"),
     *(
         (f"{TRAIN}{batch}", "total_ms")
-        for batch in ("transformer-big/b16/s32", "bert-base/b32/s128", "vit-b-32/b128", "gpt2/b8/s1024")
+        for batch in (
+            "transformer-big/b8/s64", "bert-base/b32/s128", "bert-base/b32/s5-101", "vit-b-32/b128", "gpt2/b8/s1024",
+            "gpt2/b64/s1024",
+        )
     ),
 )  # fmt: skip
 OPS = (
@@ -50,7 +53,13 @@ OPS = (
     "linear_residual/t1/n1600/c6400",
     "norm/t8192/c1600",
     "softmax/t8192/c1600",
+    "norm_backward/t8192/c1024",
+    "cross_entropy/t8192/v50257",
+    "linear_cross_entropy/t8192/c768/v50257",
+    "adamw/n124M",
 )
+GPU = "H200"
+"""What has measured all rows but those that say another."""
 BATCH = "gpt2-xl/b16/p16-960/n64"
 STREAM = Stream.parse("gpt2-xl/r200/p1-960/n16")
 WORDS = {"tpot_ms": "a token", "total_ms": "in all", "ttft_ms": "to the first token"}
@@ -143,6 +152,8 @@ def _line(name: str, rows: Sequence[Row], metric: str, scale: float) -> str | No
     others = (f"{other.provider} {digits(each)}" for each, other in took if not other.provider.startswith(OURS))
     is_decode = metric != "ttft_ms" and "prefill" not in name  # the floor is that of a decode step's reads
     share = percent(row.mfu or (row.share_of_ceiling if is_decode else None))
+    if GPU not in row.gpu:
+        name = f"{name} ({row.gpu.split()[1]})"
     return f"| {name} | **{digits(best)}** | {share} | {', '.join(others) or '–'} |"
 
 
@@ -155,6 +166,7 @@ def _last_race(rows: Sequence[Row]) -> list[Row]:
         runs.setdefault(row.run, []).append(row)
     recorded = runs.pop(RECORDED, [])
     own = [run for run in runs.values() if any(row.provider == OURS for row in run)]
+    own.sort(key=lambda run: run[-1].date)
     races = [run for run in own if not all(row.provider.startswith(OURS) for row in run)]
     whole = [run for run in races if any(row.provider.startswith("hf-") for row in run)]
     return [*(whole or races or own or [[]])[-1], *recorded]

@@ -79,9 +79,8 @@ class Mixed:
 
 def evaluate(network: Decoder, tokens: np.ndarray) -> float:
     """Mean loss in nats per token over consecutive full windows; a shorter rest is left out."""
-    return Trainer(network, Recipe.parse("all", network.device.type, CONFIG.in_training).parts).evaluate(
-        [*Rows(tokens, CONFIG.context)]
-    )
+    recipe = Recipe.parse("pre_padding,mask_removal,packed_prefill,chunked_cross_entropy")  # which take weights in fp32
+    return Trainer(network, recipe.parts).evaluate([*Rows(tokens, CONFIG.context)])
 
 
 def trained(trainer: Trainer) -> Decoder:
