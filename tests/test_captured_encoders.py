@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections import namedtuple
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from device_attention import attention
 from encoders import BODIES, CONFIGS, CONTEXT, V, close, ours, texts
 from test_step_launch import Recorder
 
+from eet_lab.bench import encoding
 from eet_lab.engine import captured_passes, tasks
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.errors import Cancelled, RecipeError
@@ -24,7 +28,8 @@ from eet_lab.parts.buckets import IDLE, Size, by_device, filled
 from eet_lab.parts.launch import GraphLaunch
 from eet_lab.parts.passes import Batching, Group, Text
 from eet_lab.parts.staging import Staging, sent
-from eet_lab.scheduling.policies import NaivePadding, TokenBudget
+from eet_lab.scheduling.policies import DynamicProgram, LengthBuckets, NaivePadding, TokenBudget
+from eet_lab.scheduling.queued import Queue
 from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
 from eet_lab.serving import live
 from eet_lab.technique import Recipe
@@ -209,9 +214,13 @@ def test_buckets_join_in_one_run_and_graphs_go_with_their_memory(recorded):
     for number in range(1, 4):
         for _ in range(3):
             check([3] * 40 * number, large)
-    assert all(len(replays._kept) <= 2 for replays in engine._captured._replays.values())
+    for task in (tasks.MEAN, tasks.CLS, tasks.HIDDEN):
+        for _ in range(2):
+            engine.read(of_lengths(3, 4), task)
+    assert len(engine._captured._replays._kept) == 2, "of all tasks"
+    captures = engine.captures
     engine.close()
-    assert engine.captures == engine.activation_bytes == 0
+    assert engine.activation_bytes == engine.held_bytes == 0 and engine.captures == captures
     check([7, 40, 9], small)
 
 
@@ -223,20 +232,67 @@ def test_other_attention_has_a_graph_for_each_list_of_lengths(recorded, recipe):
     for lists in found:
         for given in lists:
             close(engine.read(given, tasks.MEAN).values, exact.read(given, tasks.MEAN).values)
-    assert engine.captures == (4 if recipe == "memory_reuse" else 2) and engine.bucket(found[0][0], tasks.MEAN) is None
+    buckets = {engine.bucket(given, tasks.MEAN) for lists in found for given in lists}
+    if recipe == "memory_reuse":  # a pass for each text
+        assert engine.captures == 4 and buckets == {None}
+    else:
+        assert engine.captures == len(buckets - {None}) == 2
 
 
 def test_a_captured_run_can_be_stopped(recorded):
     stop, engine = threading.Event(), EncoderEngine(ours("bert").encoder, parts())
     for _ in range(2):
-        engine.read(texts(), tasks.MEAN, Batching(20))
+        exact = engine.read(texts(), tasks.MEAN, Batching(20)).values
+    captures, held = engine.captures, engine.held_bytes
     with pytest.raises(Cancelled, match="stopped"):
         engine.read(texts(), tasks.MEAN, Batching(20), progress=lambda *told: stop.set(), cancel=stop)
-    assert len(engine.read(texts(), tasks.MEAN).values) == len(texts())
+    assert engine.read(texts(), tasks.MEAN, Batching(20)).values.equal(exact)
+    assert (engine.captures, engine.held_bytes) == (captures, held), "graphs stay, and their memory"
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 16])
+def test_few_tokens_that_are_not_captured_have_room(recorded, tokens):
+    engine, plain = (EncoderEngine(ours("bert").encoder, p) for p in (parts(tokens=tokens), Recipe.parse(PACKED).parts))
+    for task in (tasks.MEAN, tasks.CLS, tasks.HIDDEN):
+        for given in (of_lengths(7), of_lengths(5, 2), of_lengths(30, 7)):
+            for got, exact in zip(*(each.read(given, task).values for each in (engine, plain)), strict=True):
+                close(got, exact)
+
+
+def test_memory_of_graphs_is_told(recorded, monkeypatch):
+    """In each capture something of 1,000 bytes is allocated; the result of a smaller graph goes with it."""
+    told = itertools.count(0, 1000)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: next(told))
+    engine = EncoderEngine(ours("bert").encoder, parts(graphs=2))
+    for lengths in ([40] * 20, [40] * 8, [3]):
+        for _ in range(3):
+            engine.read(of_lengths(*lengths), tasks.MEAN)
+    graphs = engine._captured._replays
+    arrived = sum(kept.staging._data.nbytes for kept in graphs._kept.values())
+    assert engine.captures == 3 and engine.held_bytes == engine.memory.held_bytes + arrived + 2 * 1000
+    graphs.void()
+    assert engine.held_bytes == engine.memory.held_bytes + arrived
+
+
+def test_no_run_that_is_timed_captures(recorded, monkeypatch):
+    """A pass runs as it is at first, and is captured the second time: both are before the first run that counts."""
+    told, encoded = [], encoding.encoded
+
+    def watched(engine, *given):
+        before = engine.captures
+        run = encoded(engine, *given)
+        told.append(engine.captures - before)
+        return run
+
+    recipe = namedtuple("Given", "parts")(parts())
+    monkeypatch.setattr(encoding, "encoded", watched)
+    monkeypatch.setattr(encoding, "distinct", lambda *given: ([recipe], []))
+    encoding.encode_all(ours("bert"), "encode:any/t6/p1-30", repeats=2)
+    assert told == [0, 1, 0, 0]
 
 
 def test_parts_that_would_capture_nothing_are_told():
-    with pytest.raises(RecipeError, match="captures|capture passes of texts, and this encoder reads images"):
+    with pytest.raises(RecipeError, match="These parts capture passes of texts, and this encoder reads images"):
         EncoderEngine(test_vision.ours("classes").encoder, parts(on_device=False))
     with pytest.raises(RecipeError, match="change launch, which an encoder does not use"):
         EncoderEngine(ours("bert").encoder, replace(Parts(), launch=lambda decode, longest: decode))
@@ -257,17 +313,37 @@ def test_a_bucket_is_traced_once(recorded):
     assert buckets.blank(Size(256, 8, 128, 32), True).batch.max_kv == 128
 
 
-@pytest.mark.parametrize("policy", [NaivePadding(max_rows=8), TokenBudget(max_rows=8)])
-def test_what_a_policy_may_run_is_captured_before_it_is_served(recorded, policy):
-    """The largest first, so that no graph loses its memory to another."""
+@pytest.mark.parametrize(
+    "policy",
+    [
+        NaivePadding(max_rows=8),
+        TokenBudget(max_rows=8, budget=100),
+        LengthBuckets(max_rows=8, width=8),
+        DynamicProgram(max_rows=8, trigger="lazy"),
+    ],
+    ids=lambda policy: policy.name,
+)
+def test_what_a_policy_may_run_is_captured_before_it_is_served(recorded, policy, monkeypatch):
+    """No graph loses its memory to another, and nothing runs that the policy would not: no pass beyond its budget."""
+    costs = SimpleNamespace(padded=lambda length, rows: 1.0 + 0.01 * length * rows)
     traffic = make_traffic(40, Gamma(50.0), Uniform(2, 39), Uniform(1, 1), seed=1)
     engine = EncoderEngine(ours("bert").encoder, parts(PACKED if policy.is_packed else RECTANGLES))
-    live.warm_up(ours("bert"), engine, traffic, policy)
+    run, encoded = [], live.encoded
+    monkeypatch.setattr(live, "encoded", lambda engine, rows, *given: run.append(rows) or encoded(engine, rows, *given))
+    live.warm_up(ours("bert"), engine, traffic, policy, costs)
+    lengths, run_texts = [[*map(len, rows)] for rows in run], [[*map(Text, rows)] for rows in run]
+    if isinstance(policy, TokenBudget):
+        assert 80 < max(map(sum, lengths)) <= policy.budget
+    if isinstance(policy, LengthBuckets):
+        assert all(-(-min(each) // policy.width) == -(-max(each) // policy.width) for each in lengths)
     captures, held = engine.captures, engine.activation_bytes
-    assert captures == len(engine._captured._replays[tasks.MEAN]._kept) > 1
-    for begin in range(0, 40, 8):
-        engine.read(of_lengths(*traffic.lengths[begin : begin + 8].tolist()), tasks.MEAN)
+    buckets = {engine.bucket(each, tasks.MEAN) for each in run_texts}
+    assert captures == len(engine._captured._replays._kept) == len(buckets)
+    queue = Queue(traffic)
+    queue.now_ms = 1e9  # all of them wait
+    for group in queue.groups(policy, costs):
+        engine.read(of_lengths(*[each.length for each in group]), tasks.MEAN, Batching(10_000))
     assert (engine.captures, engine.activation_bytes) == (captures, held)
     plain = EncoderEngine(ours("bert").encoder, Recipe.parse(PACKED).parts)
-    live.warm_up(ours("bert"), plain, traffic, policy)
+    live.warm_up(ours("bert"), plain, traffic, policy, costs)
     assert plain.captures == 0 and plain.bucket(texts(), tasks.MEAN) is None

@@ -12,6 +12,7 @@ from encoders import ours as encoder
 from test_continuous import Lagging
 
 from eet_lab.engine import slots
+from eet_lab.engine.encode import EncoderEngine
 from eet_lab.errors import Cancelled, CostError, ScheduleError
 from eet_lab.models import Model, load
 from eet_lab.scheduling.agreement import Compared, agreement
@@ -98,6 +99,8 @@ def test_what_cannot_be_served_is_refused_before_anything_runs(demo: Model, tabl
     short = make_traffic(4, Gamma(50.0), Uniform(4, 8), Uniform(2, 3))
     with pytest.raises(ScheduleError, match="Choose continuous_batching"):
         serve_traffic(demo, short, TokenBudget(), table)
+    with pytest.raises(ScheduleError, match="served by an engine of its own"):
+        serve_traffic(demo, short, POLICY, table, engine=EncoderEngine(encoder("bert").encoder))
     with pytest.raises(CostError, match="was measured up to"):
         serve_traffic(demo, make_traffic(2, Gamma(9.0), Uniform(80, 90), Uniform(1, 2)), POLICY, table)
 
@@ -112,7 +115,17 @@ def test_an_encoder_serves_groups(policy: Any) -> None:
     assert np.isfinite(served.last_ms).all() and served.passes.rows.sum() == 9
     assert served.passes.prompt_tokens.sum() == traffic.lengths.sum()
     assert bool(served.passes.pads.sum()) != policy.is_packed
-    names = [technique.name for technique in served_recipe(encoder_model, table, policy)]
+    recipe = served_recipe(encoder_model, table, policy)
+    engine = EncoderEngine(encoder_model.encoder, recipe.parts)
+    assert np.isfinite(serve_traffic(encoder_model, traffic, policy, table, engine=engine).last_ms).all()
+    assert engine.activation_bytes > 0, "it is the one that has served"
+    for other, why in (
+        (EncoderEngine(encoder_model.encoder), "other parts than"),
+        (EncoderEngine(encoder("roberta").encoder, recipe.parts), "other weights than"),
+    ):
+        with pytest.raises(ScheduleError, match=why):
+            serve_traffic(encoder_model, traffic, policy, table, engine=other)
+    names = [technique.name for technique in recipe]
     assert ("packed_prefill" in names) == policy.is_packed
 
 

@@ -278,11 +278,15 @@ def ready(
 
 @dataclass
 class Series(Generic[Run]):
-    """One who is timed in turn with others: what makes a run, and the runs that there are by now."""
+    """One who is timed in turn with others: what makes a run, and the runs that there are by now.
+
+    `warm_ups` are the runs that it takes until one counts.
+    """
 
     name: str
     run: Callable[[], Run]
     runs: list[Run] = field(default_factory=list)
+    warm_ups: int = 1
 
 
 def in_turn(
@@ -314,17 +318,19 @@ def in_turn(
 
 
 def warm_up(series: Sequence[Series[Run]], tally: Tally, cancel: Cancel | None) -> list[Series[Run]]:
-    """A run of each that is none of those that are timed."""
+    """Runs of each that are none of those that are timed, as many as its `warm_ups`."""
     first = [replace(each, runs=[]) for each in series]
-    in_turn(first, Rounds(1), tally, cancel, doing="warming up")
+    for number in range(max((each.warm_ups for each in first), default=0)):
+        due = [each for each in first if number < each.warm_ups]
+        in_turn(due, Rounds(1), tally, cancel, doing="warming up")
     return first
 
 
 def after_warm_up(
     series: Sequence[Series[Any]], repeats: int, progress: Progress | None, cancel: Cancel | None
 ) -> None:
-    """A run of each that warms up, then so many of each in turn. Errors: Cancelled between two runs."""
-    tally = Tally((1 + repeats) * len(series), progress)
+    """Runs of each that warm up, then so many of each in turn. Errors: Cancelled between two runs."""
+    tally = Tally(sum(each.warm_ups + repeats for each in series), progress)
     warm_up(series, tally, cancel)
     in_turn(series, Rounds(repeats), tally, cancel)
 

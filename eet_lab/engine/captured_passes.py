@@ -19,9 +19,6 @@ from eet_lab.parts.trace import TracedPass
 if TYPE_CHECKING:
     from eet_lab.engine.encode import EncoderEngine
 
-MOST_TASKS = 8
-"""Tasks whose graphs are kept: a caller may make a new one for each call."""
-
 
 def pass_name(tokens: int, asked: int) -> str:
     """The same for passes in which ops ask for the same things."""
@@ -37,6 +34,13 @@ class Room(NamedTuple):
     is_typed: bool
 
 
+class Asked(NamedTuple):
+    """A pass, and what is made of it."""
+
+    read: Pass
+    task: TextTask
+
+
 class CapturedPasses:
     """The launches of an engine's passes, each in a graph from its second time on.
 
@@ -48,21 +52,33 @@ class CapturedPasses:
 
     def __init__(self, engine: EncoderEngine) -> None:
         parts: Any = engine.parts
-        self._engine, self._most, self._graphs = engine, parts.launch.tokens, parts.launch.graphs
+        self._engine, self._most = engine, parts.launch.tokens
         self._by_bucket = has_rows_on_device(getattr(parts.ops, getattr(parts.attend, "op", ""), None))
-        self._replays: dict[TextTask, Replays] = {}  # the one that was used last is the last
+        self._replays = Replays(
+            lambda given: engine.run(self._name(*given), *given),
+            engine.model.device,
+            parts.launch.graphs,
+            shown=lambda given: given,
+            frees_first=False,
+        )
         self._rooms: dict[str, Room] = {}
 
     @property
     def captures(self) -> int:
-        """Passes captured so far, by the graphs of the tasks that are kept."""
-        return sum(replays.captures for replays in self._replays.values())
+        """Passes captured so far, those whose graphs are gone, too."""
+        return self._replays.captures
+
+    @property
+    def held_bytes(self) -> int:
+        """What graphs hold, and what they read."""
+        return self._replays.held_bytes
 
     def bucket(self, group: Group, task: TextTask) -> Hashable:
         """The same for passes of other lengths that one graph serves; None: no graph does."""
-        if group.computed_tokens > self._most or not self._by_bucket:
+        if group.computed_tokens > self._most:
             return None
-        return Size.of(group).bucket(task.tokens), group.packed, group.is_typed
+        exact = tuple((text.length, len(text.asked)) for text in group.texts)
+        return Size.of(group).bucket(task.tokens) if self._by_bucket else exact, group.packed, group.is_typed
 
     def plan(self, groups: Sequence[Group], task: TextTask) -> None:
         """Memory for all passes; graphs whose memory had to move are void."""
@@ -72,8 +88,7 @@ class CapturedPasses:
         else:
             self._engine.plan(groups, task, repeated=True)
         if memory.generation != generation:
-            for replays in self._replays.values():
-                replays.void()
+            self._replays.void()
 
     def launched(self, group: Group, read: Pass, task: TextTask) -> Tensor:
         """What the task makes of a pass that is laid out, or will have made: the next launch may overwrite it."""
@@ -83,22 +98,22 @@ class CapturedPasses:
         given = read
         if self._by_bucket:
             given = by_device(filled(read, Size.of(group).bucket(task.tokens)), group.packed)
-        made = self._replays_of(task)(given)
+        made = self._replays(Asked(given, task))
         return made[: len(read.sizes) if task.one_each else len(read.asked)]
 
     def close(self) -> None:
         """Give graphs back, and their memory."""
-        for replays in self._replays.values():
-            replays.close()
-        self._replays, self._rooms = {}, {}
+        self._replays.close()
+        self._rooms = {}
 
     def _make_room(self, groups: Sequence[Group], task: TextTask) -> None:
         """Room grows, so that a pass that has been there, and any smaller one, is neither traced nor placed again."""
         rooms = dict(self._rooms)
         for group in groups:
-            size, asked = Size.of(group).bucket(task.tokens), group.num_asked
-            if group.computed_tokens > self._most and asked <= FEW:
-                size = size._replace(asked=asked)
+            size, exact = Size.of(group).bucket(task.tokens), Size.of(group)
+            if exact.tokens > self._most:  # it runs as it is, and ops tell few tokens apart
+                few = {"tokens": exact.tokens, "asked": exact.asked}
+                size = size._replace(**{each: number for each, number in few.items() if number <= FEW})
             name = self._named(size.tokens, size.asked, group.is_typed, task)
             before = rooms.get(name)
             rooms[name] = Room(size if before is None else size.joined(before.size), task, group.is_typed)
@@ -113,22 +128,6 @@ class CapturedPasses:
     def _traced(self, name: str, room: Room) -> TracedPass:
         laid_out: Callable[[], Pass] = partial(blank, room.size, room.is_typed)
         return self._engine.traced((name, *room.size), laid_out, room.task)._replace(repeated=True)
-
-    def _replays_of(self, task: TextTask) -> Replays:
-        replays = self._replays.pop(task, None)
-        if replays is None:
-            engine = self._engine
-            replays = Replays(
-                lambda given: engine.run(self._name(given, task), given, task),
-                engine.model.device,
-                self._graphs,
-                shown=lambda given: given,
-                frees_first=False,
-            )
-        self._replays[task] = replays
-        while len(self._replays) > MOST_TASKS:
-            self._replays.pop(next(iter(self._replays))).close()
-        return replays
 
     def _name(self, read: Pass, task: TextTask) -> str:
         """What memory was planned for such a pass."""

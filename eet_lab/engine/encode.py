@@ -23,7 +23,7 @@ from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.meta_trace import META, TELLING, NoArithmetic, are_alike
 from eet_lab.engine.settings import checked_texts
 from eet_lab.engine.tasks import TextTask
-from eet_lab.errors import PromptError, RecipeError
+from eet_lab.errors import Cancelled, PromptError, RecipeError
 from eet_lab.memory import Lifetime
 from eet_lab.models.config import EncoderConfig, VisionConfig
 from eet_lab.models.decoder import mapped
@@ -143,8 +143,8 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
         """What the task makes of each text: fp32 tensors on the CPU, in the order of the texts.
 
         `progress` is told after each pass. `cancel` ends the run between two ops. Errors: PromptError before any work;
-        ModelError where the model has no head for the task; Cancelled; OutOfMemory, after which the memory is free
-        again.
+        ModelError where the model has no head for the task; Cancelled, after which memory and graphs stay; OutOfMemory,
+        after which the memory is free again.
         """
         begin, batching = perf_counter(), batching or Batching()
         texts = self._checked(texts, task, batching.truncate)
@@ -175,7 +175,11 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
                         in_flight.append((group, self._launched(group, task)))
                         receive(most=MOST_IN_FLIGHT)
                 receive(most=0)
-        except BaseException:
+        except Cancelled:
+            for _, arriving in in_flight:
+                arriving.received()
+            raise
+        except BaseException:  # graphs may read memory that has moved
             self._free()
             raise
         finally:
@@ -186,6 +190,12 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
     def captures(self) -> int:
         """Passes captured so far; 0 where the launch part captures nothing."""
         return 0 if self._captured is None else self._captured.captures
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that stay allocated between passes: the arena, what passes are sent to, and what graphs hold."""
+        graphs = 0 if self._captured is None else self._captured.held_bytes
+        return self.memory.held_bytes + self.staging.held_bytes + graphs
 
     def bucket(self, texts: Sequence[Readable], task: TextTask) -> Hashable:
         """The same for texts that one graph serves, if they share a pass; None: no graph does."""

@@ -64,6 +64,10 @@ class Staging:
     def device(self) -> torch.device:
         return self._data.device
 
+    @property
+    def held_bytes(self) -> int:
+        return sum(part.nbytes for part in (self._data, *self._others.values()))
+
     def close(self) -> None:
         """Give the memory back."""
         self._data = self._data.new_empty(0)

@@ -77,6 +77,7 @@ class _Kept:
     is_warm: bool = False
     graph: Any = None
     result: Tensor | None = None
+    graph_bytes: int = 0  # what its capture has allocated
 
 
 class Replays:
@@ -132,7 +133,12 @@ class Replays:
     def void(self) -> None:
         """Let go of all graphs, since memory that they use has moved: each is captured again when it is used next."""
         for kept in self._kept.values():
-            kept.graph = kept.result = None
+            kept.graph, kept.result, kept.graph_bytes = None, None, 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What captures have allocated, as long as their graphs are kept, and the memory of what they read."""
+        return sum(kept.graph_bytes + kept.staging.held_bytes for kept in [*self._kept.values()])
 
     def close(self) -> None:
         """Give graphs back, and their memory."""
@@ -148,7 +154,9 @@ class Replays:
         def work() -> None:
             kept.result = self._work(arrived)
 
+        before = torch.cuda.memory_allocated()
         kept.graph = launch.capture(work, self._pool)
+        kept.graph_bytes = max(torch.cuda.memory_allocated() - before, 0)
         self.captures += 1
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eet_lab.bench.encoding import encoded
+from eet_lab.bench.encoding import encoded, num_warm_ups
 from eet_lab.bench.timing import SHARED, UNDISTURBED, check
 from eet_lab.bench.workloads import FIRST_TOKEN
 from eet_lab.engine.encode import EncoderEngine
@@ -29,7 +29,7 @@ from eet_lab.models.on_device import on_its_device, on_its_encoders_device
 from eet_lab.parts.passes import Batching, Text
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling import Request
-from eet_lab.scheduling.cost import CostTable
+from eet_lab.scheduling.cost import Costs, CostTable
 from eet_lab.scheduling.policy import BasePolicy
 from eet_lab.scheduling.queued import Queue, Queued
 from eet_lab.scheduling.record import Record
@@ -44,8 +44,10 @@ FEW_TOKENS = 4
 """New tokens of each request that warms up."""
 FEW_TEXTS = 4
 """Texts that warm an encoder up."""
-PARTS = 6
-"""Groups of each size that warm up passes which are captured, by chance, and as many by length."""
+SAMPLES, DRAWN = 6, 64
+"""Queues of each length that a policy is asked about to warm up passes which are captured; more of short ones, so that
+they have so many requests between them.
+"""
 
 
 class Look(NamedTuple):
@@ -81,14 +83,17 @@ def serve_traffic(
 
     The model runs under the recipe that its cost `table` was measured with, with the policy's limits. The clock starts
     once the engine has room for all slots and is warm. A decoder needs a policy that joins. An encoder may be run by an
-    `engine` under `served_recipe`, which `warm_up` has made ready, and which stays open. Stop is heeded after each
-    pass. Errors: ScheduleError, CostError as in `simulate_traffic`; RecipeError, OutOfMemory, Cancelled.
+    `engine` under `served_recipe`, which `warm_up` has made ready, and which stays open; another one is a
+    ScheduleError. Stop is heeded after each pass. Errors: ScheduleError, CostError as in `simulate_traffic`;
+    RecipeError, OutOfMemory, Cancelled.
     """
     check_fits(traffic, policy, table)
     if table.kind == "decoder" and not policy.joins:
         raise ScheduleError(
             f"{policy.name} runs groups of a decoder, which is simulated alone. Choose continuous_batching to serve it."
         )
+    if engine is not None:
+        _check_engine(engine, model, table, policy)
     clock = _Clock(traffic, on_look, progress, cancel)
     if table.kind == "decoder":
         _serve_decoder(model, traffic, policy, table, clock)
@@ -108,6 +113,22 @@ def served_recipe(model: Model, table: CostTable, policy: BasePolicy) -> Recipe:
         return recipe if policy.is_packed else Recipe(tuple(t for t in recipe if t.name != "packed_prefill"))
     limits: Any = {"rows": policy.schedule.max_rows, "chunk": policy.schedule.chunk, "budget": policy.schedule.budget}
     return Recipe(tuple(replace(t, **limits) if t.name == "continuous_batching" else t for t in recipe))
+
+
+def _check_engine(engine: EncoderEngine, model: Model, table: CostTable, policy: BasePolicy) -> None:
+    """ScheduleError for one whose passes are not those that the table tells of."""
+    if table.kind == "decoder":
+        raise ScheduleError(
+            "A decoder is served by an engine of its own, and takes none that is open. Leave engine out."
+        )
+    recipe = served_recipe(model, table, policy)
+    if engine.model is not model.encoder:
+        raise ScheduleError(f"The engine has other weights than {model.name}. Make it of model.encoder.")
+    if engine.parts != recipe.parts:
+        raise ScheduleError(
+            f"The engine has other parts than the recipe of the table under {policy.name}, "
+            f"{str(recipe) or 'baseline'}. Make it of served_recipe(model, table, policy).parts."
+        )
 
 
 class _Clock:
@@ -260,40 +281,55 @@ class _Joining:
 
 @on_its_encoders_device
 def warm_up(
-    model: Model, engine: EncoderEngine, traffic: Traffic, policy: BasePolicy, cancel: Cancel | None = None
+    model: Model,
+    engine: EncoderEngine,
+    traffic: Traffic,
+    policy: BasePolicy,
+    costs: Costs,
+    cancel: Cancel | None = None,
 ) -> None:
     """Run an encoder's passes before they are served, so that libraries have what they keep.
 
-    Where passes are captured, it runs such groups as the policy may make of the traffic, the largest first, and each
-    bucket twice: the second time it is captured.
+    Where passes are captured, it runs groups that the policy makes of such traffic by the `costs`: first the largest,
+    so that memory grows no more, then those of each bucket, twice: the second time they are captured.
     """
-    texts, seen = _texts(model, traffic), set[Hashable]()
+    texts = _texts(model, traffic)
     engine.prepare(cancel=cancel)
     if not engine.parts.is_captured:
         few = texts[:FEW_TEXTS]
         encoded(engine, few, Batching(_rectangle(few)), cancel)
         return
-    for rows in _possible(texts, policy):
+    found: dict[Hashable, list[list[int]]] = {}
+    for group in _possible(traffic, policy, costs):
+        check(cancel)
+        rows = [texts[number] for number in group]
         bucket = engine.bucket([Text(row) for row in rows], MEAN)
-        if bucket in seen:
-            continue
-        seen.add(bucket)  # None among them: of passes that are not captured the first is the largest
-        for _ in range(1 if bucket is None else 2):
-            encoded(engine, rows, Batching(_rectangle(rows)), cancel)
+        if _rectangle(rows) > _rectangle(found.get(bucket, [[]])):
+            found[bucket] = rows
+    launch: Any = engine.parts.launch
+    buckets = sorted(found, key=lambda bucket: -_rectangle(found[bucket]))[: launch.graphs]
+    for size in (_rectangle, _num_tokens, len, _longest):
+        rows = max(found.values(), key=size)
+        encoded(engine, rows, Batching(_rectangle(rows)), cancel)
+    for bucket in buckets:
+        for _ in range(1 if bucket is None else num_warm_ups(engine.parts)):
+            encoded(engine, found[bucket], Batching(_rectangle(found[bucket])), cancel)
 
 
-def _possible(texts: list[list[int]], policy: BasePolicy) -> Iterator[list[list[int]]]:
-    """Groups that a policy may make: those that happen to wait together, and neighbours by length where it sorts."""
-    draw, ordered = random.Random(0), sorted(texts, key=len)
-    most = min(policy.knobs.get("max_rows", 1), len(texts))
-    sizes = sorted({most, *(size for power in range(16) for size in (2**power, 3 * 2**power) if size < most)})
-    for size in reversed(sizes):
-        yield ordered[-size:]
-        for part in range(PARTS):
-            yield draw.sample(texts, size)
-            if not policy.is_packed:
-                begin = (len(texts) - size) * part // PARTS
-                yield ordered[begin : begin + size]
+def _possible(traffic: Traffic, policy: BasePolicy, costs: Costs) -> Iterator[list[int]]:
+    """The groups that a policy makes of requests that happen to wait together, and of the longest ones."""
+    draw, columns = random.Random(0), (traffic.lengths.tolist(), traffic.new_tokens.tolist())
+    requests = [Queued(number, *each, 0.0) for number, each in enumerate(zip(*columns, strict=True))]
+    ordered = sorted(requests, key=lambda each: each.length)
+    most = min(max(policy.knobs.get(each, 1) for each in ("max_rows", "window")), len(requests))
+    sizes = {most, *(size for power in range(16) for size in (2**power, 3 * 2**power) if size < most)}
+    for size in sorted(sizes):
+        queues = [draw.sample(requests, size) for _ in range(max(SAMPLES, DRAWN // size))]
+        for waiting in (ordered[-size:], *queues):
+            while waiting and (groups := policy.next(waiting, inf, costs).groups):
+                yield from ([each.number for each in group] for group in groups)
+                taken = {each.number for group in groups for each in group}
+                waiting = [each for each in waiting if each.number not in taken]
 
 
 def _texts(model: Model, traffic: Traffic) -> list[list[int]]:
@@ -304,7 +340,15 @@ def _texts(model: Model, traffic: Traffic) -> list[list[int]]:
 
 
 def _rectangle(rows: Sequence[Sequence[int]]) -> int:
-    return len(rows) * max(map(len, rows))
+    return len(rows) * _longest(rows)
+
+
+def _longest(rows: Sequence[Sequence[int]]) -> int:
+    return max(map(len, rows))
+
+
+def _num_tokens(rows: Sequence[Sequence[int]]) -> int:
+    return sum(map(len, rows))
 
 
 @on_its_encoders_device
@@ -324,7 +368,7 @@ def _serve_encoder(
             clock.say("building")
             own = EncoderEngine(model.encoder, served_recipe(model, table, policy).parts)
             engine = opened.enter_context(closing(own))
-            warm_up(model, engine, traffic, policy, clock.cancel)
+            warm_up(model, engine, traffic, policy, table, clock.cancel)
         clock.start()
         while True:
             clock.admit(0)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from eet_lab.bench.encoding import encoded
+from eet_lab.bench.encoding import encoded, num_warm_ups
 from eet_lab.bench.timing import SHARED, Tally, check, on_host
 from eet_lab.bench.workloads import FIRST_TOKEN
 from eet_lab.engine.encode import EncoderEngine
@@ -273,8 +273,7 @@ def measured_encoder(
             tally.say(f"{batch:,} x {length:,} tokens")
             rows = [[draw.randrange(FIRST_TOKEN, vocab) for _ in range(length)] for _ in range(batch)]
             work = partial(_pass_ms, engine, rows, Batching(length * batch), cancel)
-            # A pass that is captured runs as it is at first, and is captured the second time.
-            times[length, batch] = _median_of(work, repeats, cancel, 1 + recipe.parts.is_captured)
+            times[length, batch] = _median_of(work, repeats, cancel, num_warm_ups(recipe.parts))
             tally.finish()
     table = tuple(tuple(times[length, batch].ms for batch in batches) for length in lengths)
     return EncoderCost(lengths, batches, table, _noted(source, times.values()))
