@@ -45,8 +45,9 @@ def folder(device, tmp_path_factory) -> Path:
 
 
 def both(network, device: str, examples, folder: Path) -> None:
-    train(network, device, examples, folder)
-    one_is_full(network, device, examples, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        train(patch, network, device, examples, folder)
+        one_is_full(network, device, examples, folder)
 
 
 class Whole(Eager):
@@ -69,9 +70,9 @@ def on(network, device: str):
     return mapped(network, lambda tensor: tensor.to(device, copy=True))
 
 
-def train(network, device: str, examples, folder: Path) -> dict:
+def train(patch: pytest.MonkeyPatch, network, device: str, examples, folder: Path) -> dict:
     """What a rank has after some steps, and evaluations; a batch has fewer examples than there are ranks."""
-    ranks.BUCKET_BYTES = 4096
+    patch.setattr(ranks, "BUCKET_BYTES", 4096)
     network, batches = on(network, device), [examples, examples[:3], examples[:1]]
     if dist.is_initialized() and dist.get_rank():
         network = mapped(network, torch.zeros_like)  # the first rank's are what counts
@@ -81,7 +82,7 @@ def train(network, device: str, examples, folder: Path) -> dict:
         missing.append(sum(bucket.num_missing for bucket in group.buckets))
         send(group)
 
-    ranks.Group._send = sent
+    patch.setattr(ranks.Group, "_send", sent)
     for number, parts in enumerate(parts_on(device)):
         trainer = Trainer(network, parts, settings=SETTINGS)
         losses = [trainer.step(batch).loss for batch in (batches if number == 0 else [*batches, *batches[:2]])]
@@ -103,10 +104,10 @@ def train(network, device: str, examples, folder: Path) -> dict:
     return found
 
 
-def test_two_ranks_are_one_process(device, folder, tmp_path):
+def test_two_ranks_are_one_process(device, folder, tmp_path, monkeypatch):
     """Losses and weights are those of one process but for rounding, and each rank has the same to the bit."""
     network = families.ours("gpt2").network
-    alone = train(network, device, language(), tmp_path)
+    alone = train(monkeypatch, network, device, language(), tmp_path)
     first, second = (torch.load(folder / f"{rank}.pt", map_location="cpu") for rank in range(2))
     assert alone.keys() == first.keys() == second.keys()
     for name, tensor in alone.items():
@@ -141,8 +142,40 @@ def one_is_full(network, device: str, batch, folder: Path) -> None:
     ):
         trainer.save(folder / "file")
     assert all(map(torch.equal, kept, trainer.parameters.values())) and trainer.num_steps == 1
+    updates_fail(trainer, batch, folder / "before", full)
     told = [trainer.step(batch).loss, trainer.evaluate(batch)]
     torch.save({**trainer.parameters, "losses": torch.tensor(told)}, folder / f"full-{dist.get_rank()}.pt")
+
+
+def updates_fail(trainer: Trainer, batch, folder: Path, full) -> None:
+    """What follows a step's passes finds no memory: on one rank alone, and on one as the other failed before it."""
+    trainer.save(folder)
+    is_full, loss = dist.get_rank() == 1, trainer.parts.loss
+    for fails, work in (("_totals", trainer.step), ("_updated", trainer.evaluate)):
+        if is_full:
+            setattr(trainer, fails, full)
+            with pytest.raises(OutOfMemory, match="memory is full"):
+                trainer.step(batch)
+            delattr(trainer, fails)
+        else:
+            trainer.step(batch)
+        for _ in range(2):  # until they are made alike
+            with pytest.raises(
+                TrainingError,
+                match=r"rank 0 has made 2, rank 1 has made 1\. .* Resume all ranks from the last checkpoint",
+            ):
+                work(batch)
+        trainer.resume(folder)
+    if is_full:
+        trainer.parts = replace(trainer.parts, loss=full)
+        with pytest.raises(OutOfMemory):
+            trainer.step(batch)
+        trainer.parts = replace(trainer.parts, loss=loss)
+    else:
+        trainer._totals = full
+        with pytest.raises(TrainingError, match="Rank 1 failed, and all ranks left this step out"):
+            trainer.step(batch)
+        del trainer._totals
 
 
 def test_one_whose_memory_is_full_ends_a_step_of_all(folder):

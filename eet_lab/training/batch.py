@@ -36,13 +36,13 @@ class Given(NamedTuple):
     is_first: bool = False  # in its step
 
 
-class Summed(NamedTuple):
+class Totals(NamedTuple):
     """What an update waits for, and its step tells: a loss, beside which the norm of all gradients is taken."""
 
     loss: Tensor  # 0-d: the sum over all passes, and all ranks
 
 
-class Asked(NamedTuple):
+class UpdateInputs(NamedTuple):
     """All that an update reads."""
 
     found: Tensor  # [2] float64: the loss, and the norm of the scaled gradients

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -37,15 +38,31 @@ class Alone:
         """The numbers of the examples that this rank reads."""
         return range(num_examples)
 
-    def together(self, work: Callable[[], list[Tensor]], has_gradients: bool = False) -> tuple[list[Tensor], Tensor]:
+    def together(
+        self, work: Callable[[], list[Tensor]], num_steps: int, has_gradients: bool = False
+    ) -> tuple[list[Tensor], Tensor]:
         """What work of this rank makes, and its sum over all ranks; gradients of it, which are zero before, are summed
-        as well. Where work fails on one rank, the sum is NaN on the others, who learn why by `check`. Errors: its own.
+        as well. Where work fails on one rank, the sum is NaN on the others, who learn why by `check`; it is NaN on all
+        where they differ in `num_steps`, which each has made. Errors: its own.
         """
         made = work()
         return made, torch.stack(made).sum()
 
     def check(self) -> None:
-        """Wait for the sum of `together`, on the host. Errors: TrainingError or Cancelled, if another rank failed."""
+        """Wait for the sum of `together`, on the host. Errors: TrainingError or Cancelled, if another rank failed;
+        TrainingError, if ranks have made different numbers of steps.
+        """
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Work that goes on with the sum of `together`. Where it fails on this rank alone, ranks are apart, which the
+        next `together` tells all. Errors: its own, or those of `check`: a rank that failed before waits for this one.
+        """
+        try:
+            yield
+        except Exception:
+            self.check()
+            raise
 
     def watch(self, params: Sequence[Tensor], buffers: Sequence[Buffer], is_captured: bool) -> None:
         """Make weights, in the order in which a forward pass reads them, the first rank's, and sum their gradients:
@@ -86,7 +103,9 @@ class Group(Alone):
     def share(self, num_examples: int) -> range:
         return range(self.rank, num_examples, self.num_ranks)
 
-    def together(self, work: Callable[[], list[Tensor]], has_gradients: bool = False) -> tuple[list[Tensor], Tensor]:
+    def together(
+        self, work: Callable[[], list[Tensor]], num_steps: int, has_gradients: bool = False
+    ) -> tuple[list[Tensor], Tensor]:
         made, failure = list[Tensor](), None
         self._begin()
         try:
@@ -100,16 +119,25 @@ class Group(Alone):
             self.told[1] = 1
         elif made:
             self.told[0] = torch.stack(made).sum()
+        self.told[2 + self.rank] = num_steps
         dist.all_reduce(self.told)
         if failure is not None:
             self._failures(failure)
             raise failure
         # The host does not wait for it here: an update that follows is skipped where the sum is no number.
-        total = torch.where(self.told[1] > 0, torch.nan, self.told[0])
+        is_apart = (self.told[2:] != self.told[2]).any()
+        total = torch.where((self.told[1] > 0) | is_apart, torch.nan, self.told[0])
         return made, total.to(made[0].dtype if made else torch.float32)
 
     def check(self) -> None:
-        if not float(self.told[1]):
+        _, num_failed, *num_steps = self.told.tolist()
+        if not num_failed:
+            if min(num_steps) < max(num_steps):
+                each = ", ".join(f"rank {rank} has made {number:,.0f}" for rank, number in enumerate(num_steps))
+                raise TrainingError(
+                    f"Ranks differ in their steps: {each}. One failed in an update that others made, so their weights "
+                    "differ, too. Nothing was changed now. Resume all ranks from the last checkpoint."
+                )
             return
         texts = enumerate(self._failures(None))
         failed = next(((rank, text) for rank, text in texts if text and not text.startswith(STOPPED)), None)
@@ -133,7 +161,8 @@ class Group(Alone):
     def watch(self, params: Sequence[Tensor], buffers: Sequence[Buffer], is_captured: bool) -> None:
         self.device, self.is_captured = params[0].device, is_captured
         # There from the beginning: a rank whose memory is full has none for them.
-        self.told = torch.zeros(2, dtype=torch.float64, device=self.device)
+        # The sum, how many failed, and each rank's number of steps.
+        self.told = torch.zeros(2 + self.num_ranks, dtype=torch.float64, device=self.device)
         self.texts = torch.zeros(self.num_ranks, TEXT_BYTES, dtype=torch.uint8, device=self.device)
         for buffer in buffers:
             for tensor in (buffer.weights, buffer.master):

@@ -38,7 +38,7 @@ from eet_lab.parts.optimizers import groups_of
 from eet_lab.parts.staging import Returned, Staging, sent
 from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
-from eet_lab.training.batch import Asked, Checked, Given, Ready, Summed, TrainPass, as_integers, checked
+from eet_lab.training.batch import Checked, Given, Ready, Totals, TrainPass, UpdateInputs, as_integers, checked
 from eet_lab.training.forward import loss_of
 from eet_lab.training.ranks import ranks
 from eet_lab.training.settings import TrainSettings
@@ -162,9 +162,10 @@ class Trainer:
             group["lr"] = lr
         with self._memory("a training pass"):
             losses, total = self._backward(ready, cancel)
-            found = self._launch(Summed(total))
-            made = Returned(found)  # while the update runs, the host has these numbers, and launches the next step
-            self._launch(self._asked(found, lr))
+            with self.ranks.following():
+                found = self._launch(Totals(total))
+                made = Returned(found)  # while the update runs, the host has these numbers, and launches the next step
+                self._launch(self._update_inputs(found, lr))
             self._made = made
             work = self._work(batch)  # before the host waits
             if meanwhile is not None:
@@ -230,7 +231,7 @@ class Trainer:
             return [of(sent(each, self._staging)) for each in given]
 
         with self._memory("a pass over examples"):
-            loss = float(self.ranks.together(work)[1]) / batch.num_labels
+            loss = float(self.ranks.together(work, self.num_steps)[1]) / batch.num_labels
             self.ranks.check()
         if not math.isfinite(loss):
             raise TrainingError(f"These examples have a loss of {loss}. Look at the weights and at these examples.")
@@ -253,8 +254,10 @@ class Trainer:
                 if kind not in found or size > found[kind][0]:
                     found[kind] = size, given
         no_numbers = torch.full((2,), torch.nan, dtype=torch.float64, device=self.model.device)
-        work: list[Given | Summed | Asked] = [each for _, each in sorted(found.values(), key=lambda sized: -sized[0])]
-        work += Summed(no_numbers[0].float()), self._asked(no_numbers, 0.0)  # such a step changes nothing
+        work: list[Given | Totals | UpdateInputs] = [
+            each for _, each in sorted(found.values(), key=lambda sized: -sized[0])
+        ]
+        work += Totals(no_numbers[0].float()), self._update_inputs(no_numbers, 0.0)  # such a step changes nothing
         with self._memory("a training pass"), library_noise(0, self.model.device):  # others' draws stay theirs
             for piece in until(cancel, work):
                 for _ in range(1 + self._launch.is_captured):  # the first one is not captured
@@ -312,10 +315,10 @@ class Trainer:
         key, scale = noise_key(settings.seed, self.num_steps), self.loss_scale.scale
         return each.laid_out(key, (batch.num_labels, scale), settings, is_first)
 
-    def _asked(self, found: Tensor, lr: float) -> Asked:
+    def _update_inputs(self, found: Tensor, lr: float) -> UpdateInputs:
         """What an update reads."""
         numbers = as_integers(lr, self.loss_scale.scale, self.optimizer.num_steps + 1)
-        return Asked(found, numbers, self.settings)
+        return UpdateInputs(found, numbers, self.settings)
 
     def _ready(self, examples: Sequence[Example]) -> Ready:
         """Examples, checked and divided, the first pass laid out. Errors: TrainingError, PromptError, OutOfMemory."""
@@ -345,7 +348,7 @@ class Trainer:
                     losses.append(self._launch(now))
             return losses
 
-        return self.ranks.together(work, has_gradients=True)
+        return self.ranks.together(work, self.num_steps, has_gradients=True)
 
     def _noise(self, each: TrainPass) -> AbstractContextManager[None]:
         """Libraries draw what attention drops in a pass from the seed, the step and the pass."""
@@ -354,11 +357,11 @@ class Trainer:
         key = noise_key(noise_key(self.settings.seed, self.num_steps), each.numbers[0])
         return library_noise(key, self.model.device)
 
-    def _run(self, given: Given | Summed | Asked) -> Tensor:
+    def _run(self, given: Given | Totals | UpdateInputs) -> Tensor:
         """What is launched: it reads what it is given, on the device, and nothing else that changes between steps."""
         if isinstance(given, Given):
             return self._pass(given)
-        return self._summed(given) if isinstance(given, Summed) else self._updated(given)
+        return self._totals(given) if isinstance(given, Totals) else self._updated(given)
 
     def _pass(self, given: Given) -> Tensor:
         """A pass forward and backward: its share of the batch's mean loss. Gradients add up to the first pass of a
@@ -374,12 +377,12 @@ class Trainer:
         return loss.detach()
 
     @torch.no_grad()
-    def _summed(self, given: Summed) -> Tensor:
+    def _totals(self, given: Totals) -> Tensor:
         """What a step tells, and whether there is an update: the loss, and the norm of the scaled gradients, [2]."""
         return torch.stack([given.loss.double(), self.optimizer.grad_norm().double()])
 
     @torch.no_grad()
-    def _updated(self, given: Asked) -> Tensor:
+    def _updated(self, given: UpdateInputs) -> Tensor:
         """An update, unless a number of it is not finite; what it multiplied gradients by."""
         (_, norm), (lr, scale, step) = given.found, given.numbers.view(torch.float64)
         skip = ~given.found.isfinite().all()
