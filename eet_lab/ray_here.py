@@ -72,3 +72,10 @@ def start(settings: Mapping[str, str] = SETTINGS) -> None:
                     f"Ray's processes did not start: {error} Where this machine has much else to do, try again when it "
                     f"has less. Ray's logs are in {LOGS}."
                 ) from error
+
+
+def stop() -> None:
+    """End the cluster of this process, or leave the one that it joined, if there is one."""
+    ray = sys.modules.get("ray")
+    if ray is not None:
+        ray.shutdown()

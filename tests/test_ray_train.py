@@ -83,9 +83,11 @@ def played(monkeypatch) -> list[tuple]:
         def fit(self) -> None:
             try:
                 self.work()
-            except ValueError as error:
+            except (ValueError, ConnectionError) as error:
                 told = failed("Training failed")
-                told.worker_failures = {1: error, 3: ValueError("another")}
+                lost = RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:5821")
+                others = {1: error, 3: ValueError("another")} if isinstance(error, ValueError) else {}
+                told.worker_failures = {0: lost, **others}
                 raise told from error
 
     ray.init, ray.shutdown = lambda **how: asked.append(("init", how["address"])), lambda: asked.append(("shutdown",))
@@ -99,7 +101,11 @@ def played(monkeypatch) -> list[tuple]:
     return asked
 
 
-def test_what_ray_is_asked_for(played):
+def lost() -> None:
+    raise ConnectionError
+
+
+def test_what_ray_is_asked_for(played, monkeypatch):
     """A cluster that was started is ended, whatever a worker does."""
     seen = []
     launch_on_ray(seen.append, 2, "given", device="cpu")
@@ -108,9 +114,14 @@ def test_what_ray_is_asked_for(played):
     assert scale == {"num_workers": 2, "use_gpu": False} and not Path(folder).exists()
     with pytest.raises(TrainingError, match="Rank 1 failed, and all were ended: invalid literal for int"):
         launch_on_ray(int, 2, "no number", device="cpu")
+    with pytest.raises(TrainingError, match=r"^A rank failed, and all were ended: .*Connection closed by peer"):
+        launch_on_ray(lost, 2, device="cpu")
     with pytest.raises(SetupError, match="num_processes is 3, but each takes a CPU, and the cluster has 2"):
         launch_on_ray(int, 3, device="cpu")
-    assert played.count(("shutdown",)) == 3
+    monkeypatch.delattr(sys.modules["ray.train"], "ScalingConfig")
+    with pytest.raises(ImportError):
+        launch_on_ray(int, 2, device="cpu")
+    assert played.count(("init", "local")) == played.count(("shutdown",)) == 5
 
 
 def test_ray_that_is_missing_is_named(monkeypatch):

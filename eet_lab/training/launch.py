@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -50,15 +51,23 @@ def launch_on_ray(function: Callable[..., Any], num_processes: int, *args: Any, 
     Each takes a GPU, or a CPU where `device` is "cpu" (default: what torch sees here). The cluster is the one that
     RAY_ADDRESS names or that this process is part of, and else one of this machine alone, which then ends. Every
     machine needs EET Lab, and a folder that `Trainer.save` writes to belongs to the first rank's. Errors: SetupError,
-    TrainingError, with what the first worker to fail said.
+    TrainingError, with what a worker said that failed by itself, rather than by another that was gone.
     """
     check_whole(TrainingError, "num_processes", num_processes, 1, MOST_PROCESSES)
     ray_here.check_installed(("ray", "pyarrow", "tensorboardX"), "workers of Ray Train")
     kind, is_ours = kind_of(checked_device(device)), not ray_here.is_named()
-    if is_ours:
-        ray_here.start()
-    else:
-        ray_here.join()
+    try:
+        if is_ours:
+            ray_here.start()
+        else:
+            ray_here.join()
+        _fit(lambda: function(*args), num_processes, kind)
+    finally:
+        if is_ours:
+            ray_here.stop()
+
+
+def _fit(work: Callable[[], Any], num_processes: int, kind: str) -> None:
     import ray
     from ray.train import RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchTrainer
@@ -72,15 +81,30 @@ def launch_on_ray(function: Callable[..., Any], num_processes: int, *args: Any, 
             )
         scale = ScalingConfig(num_workers=num_processes, use_gpu=kind == "cuda")
         with TemporaryDirectory() as folder:  # what Ray notes of the run, of which nothing is needed later
-            TorchTrainer(lambda: function(*args), scaling_config=scale, run_config=RunConfig(storage_path=folder)).fit()
+            TorchTrainer(work, scaling_config=scale, run_config=RunConfig(storage_path=folder)).fit()
     except TrainingFailedError as error:
-        failures = getattr(error, "worker_failures", {})
-        rank, first = min(failures.items(), default=(0, error), key=lambda found: found[0])
-        last = str(first).strip().splitlines()[-1]
-        raise TrainingError(f"Rank {rank} failed, and all were ended: {last}") from error
-    finally:
-        if is_ours:
-            ray.shutdown()
+        who, last = _first_to_fail(getattr(error, "worker_failures", {}), error)
+        raise TrainingError(f"{who} failed, and all were ended: {last}") from error
+
+
+LOST = re.compile(
+    r"connection (closed|reset|refused|was lost)|broken pipe|timed out|network error|remote process|remote ?error"
+    r"|actor ?died|actor .* died|died unexpectedly|heartbeat",
+    re.IGNORECASE,
+)
+"""What ranks say, by gloo, NCCL or Ray, when another is gone."""
+LOST_LINES = 4
+"""In how many lines at the end: NCCL tells a reason of its own last."""
+
+
+def _first_to_fail(failures: Mapping[int, Exception], whole: Exception) -> tuple[str, str]:
+    """Who failed, and the last line of what it said; others may have failed only since they lost that one."""
+    told = {rank: (str(failure).strip() or repr(failure)).splitlines() for rank, failure in failures.items()}
+    own = [rank for rank, lines in told.items() if not LOST.search("\n".join(lines[-LOST_LINES:]))]
+    if own:
+        return f"Rank {min(own)}", told[min(own)][-1]
+    lines = next(iter(told.values()), (str(whole).strip() or repr(whole)).splitlines())
+    return "A rank", lines[-1]
 
 
 def _rank(
