@@ -42,6 +42,10 @@ def test_the_parts_of_a_step_are_told_apart(model: Model, monkeypatch: pytest.Mo
     assert parts[lesson.BACKWARD].launches > parts[lesson.FORWARD].launches
     tensors = 28
     assert parts[lesson.UPDATE].launches > 5 * tensors > flat[lesson.UPDATE].launches
+    assert lesson.unseen(parts) == [] and len(lesson._shares(parts, "", "launches").data[0].y) == 3
+    unseen = {name: part._replace(launches=0) for name, part in parts.items()}  # as where the profiler sees no kernel
+    assert "launches are left out" in lesson.unseen(unseen)[0]
+    assert list(lesson._shares(unseen, "", "launches").data[0].y) == ["time", "bytes in and out"]
     weights = 4 * model.config.num_params
     assert parts[lesson.UPDATE].num_bytes > 7 * weights and flat[lesson.UPDATE].num_bytes > 7 * weights
 
@@ -65,7 +69,7 @@ def test_packed_texts_are_no_longer_than_they_are(model: Model) -> None:
 
 def test_logits_are_counted_and_chunks_change_nothing(model: Model) -> None:
     table, _, words = lesson.logits(model).things
-    assert "1,571 MiB" in html(table) and "196 MiB" in html(table), "8,192 x 50,257 and 1,024 x 50,257 of 4 bytes"
+    assert "1,571 MiB" in html(table) and "393 MiB" in html(table), "8,192 x 50,257 and 2,048 x 50,257 of 4 bytes"
     assert re.search(r"further from the other than [\d.]+ × 10⁻[⁵⁶⁷⁸] of its norm", words)
 
 

@@ -27,7 +27,7 @@ from eet_lab.bench.profiler_trace import ProfiledStep
 from eet_lab.bench.timeline import DEVICE
 from eet_lab.bench.timeline_steps import PHASES, Phases, Watch
 from eet_lab.bench.timing import Rounds, Series, Stopwatch, Tally, check_repeats
-from eet_lab.bench.training import Batch
+from eet_lab.bench.training import WARM, Batch
 from eet_lab.bench.workloads import TrainBatch
 from eet_lab.devices import present
 from eet_lab.models import Model
@@ -37,8 +37,6 @@ from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import registry
 from eet_lab.texts import RecipeLike, as_recipe
 from eet_lab.threads import cpu_threads
-
-WARM = 2
 
 
 class PhaseWork(NamedTuple):

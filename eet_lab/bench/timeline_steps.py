@@ -27,7 +27,7 @@ from eet_lab.bench.measured import device_name, environment
 from eet_lab.bench.profiler_trace import MARK, OP, PHASE, ProfiledStep, read_steps
 from eet_lab.bench.timeline import MOST_SPANS, Span, Timeline, Timelines, with_bytes
 from eet_lab.bench.timing import Tally, check
-from eet_lab.bench.training import Batch
+from eet_lab.bench.training import WARM, Batch
 from eet_lab.bench.workloads import RunInputs, TrainBatch
 from eet_lab.devices import present
 from eet_lab.engine.engine import Engine
@@ -162,12 +162,15 @@ def earliest(spans: Sequence[Span], most: int) -> tuple[tuple[Span, ...], int]:
     return tuple(found), len(spans) - len(kept)
 
 
+NO_KERNELS = "The driver gave the profiler no kernels"
+
+
 def _remark(step: ProfiledStep, device: str, num_left_out: int) -> str:
     """What could not be seen."""
     has_kernels = any(span.lane == "device" for span in step.spans)
     remarks = {
         "On a CPU a call of PyTorch computes before it returns: there is a host and no device.": device == "cpu",
-        "The driver gave the profiler no kernels, so only the host is seen.": device == "cuda" and not has_kernels,
+        f"{NO_KERNELS}, so only the host is seen.": device == "cuda" and not has_kernels,
         f"The launches of {counted(step.num_unlaunched, 'kernel')} were not seen.": step.num_unlaunched > 0,
         f"{counted(num_left_out, 'span')} at the end of the step are left out.": num_left_out > 0,
     }
@@ -330,10 +333,6 @@ class Probe(Watch):
 
     def _around_op(self, name: str) -> AbstractContextManager:
         return self.marked(OP + name)
-
-
-WARM = 2
-"""Steps before those that are timed: the optimizer's state is made in the first."""
 
 
 def training_timelines(

@@ -19,7 +19,7 @@ from IPython.display import display
 
 from eet_lab.bench.fusion import PhaseWork, phases_of
 from eet_lab.bench.rows import Row
-from eet_lab.bench.timeline_steps import PHASES
+from eet_lab.bench.timeline_steps import NO_KERNELS, PHASES
 from eet_lab.bench.training import Batch, TrainComparison, compare_training
 from eet_lab.devices import checked_device
 from eet_lab.figures import theme
@@ -29,6 +29,7 @@ from eet_lab.lessons.show import Shown, here, noted, table, there
 from eet_lab.models import Model
 from eet_lab.models.config import PRESETS
 from eet_lab.technique import Recipe, obstacle, registry
+from eet_lab.techniques import ChunkedCrossEntropy
 from eet_lab.texts import generate
 from eet_lab.training import Example, Examples, Trainer
 from eet_lab.training.data import read_texts
@@ -37,7 +38,7 @@ from eet_lab.words import MiB, brief, counted, ms_words, percent, plain
 
 NUM_TEXTS, LONGEST = 12, 96
 BASE, PACKED = "pre_padding", "pre_padding,mask_removal,packed_prefill"
-CHUNK = 1024
+CHUNK = ChunkedCrossEntropy().chunk
 FORWARD, BACKWARD, UPDATE = PHASES
 COLORS = {FORWARD: theme.SELECTION, BACKWARD: theme.SERIES[1], UPDATE: theme.GAIN}
 STEPS = 3
@@ -83,6 +84,7 @@ def anatomy(model: Model) -> Shown:
     return Shown(
         here(model),
         _shares(parts, f"A step of {len(texts(model))} texts, by its parts", calls_on(model)),
+        *unseen(parts),
         "All texts are padded to the longest. The forward pass computes the loss, the backward pass the gradient of "
         "each weight, and the update moves the weights. Backward computes two products for each of forward, one for "
         "the weights and one for what came in, so expect it to take twice as long. The update computes almost nothing: "
@@ -96,12 +98,18 @@ def calls_on(model: Model) -> str:
     return "launches" if model.device == "cuda" else "calls of PyTorch"
 
 
+def unseen(parts: Mapping[str, PhaseWork]) -> list[str]:
+    """That launches are left out, where none was seen."""
+    return [] if any(part.launches for part in parts.values()) else [f"{NO_KERNELS}, so launches are left out."]
+
+
 def _shares(parts: Mapping[str, PhaseWork], title: str, calls: str) -> go.Figure:
     rows: dict[str, tuple[list[float], Callable[[float], str]]] = {
         "time": ([part.ms for part in parts.values()], ms_words),
         calls: ([part.launches for part in parts.values()], lambda n: f"{n:,.0f}"),
         "bytes in and out": ([part.num_bytes / MiB for part in parts.values()], lambda n: f"{brief(n)} MiB"),
     }
+    rows = {name: (values, words) for name, (values, words) in rows.items() if any(values)}
     fig = theme.figure(title, height=210, barmode="stack", bargap=0.35)
     for place, name in enumerate(parts):
         of_row = [values[place] / sum(values) for values, _ in rows.values()]
@@ -207,12 +215,12 @@ def logits(model: Model) -> Shown:
 def flat(model: Model) -> Shown:
     """The update of each tensor, and of one buffer."""
     plain, buffered = (step_parts(model, recipe)[UPDATE] for recipe in (BASE, f"{BASE},flat_optimizer"))
-    rows = [
-        [name, f"{part.launches:,}", ms_words(part.ms)] for name, part in (("each tensor", plain), ("flat", buffered))
-    ]
+    named = {"each tensor": plain, "flat": buffered}
+    rows = [[name, f"{part.launches:,}" if part.launches else "–", ms_words(part.ms)] for name, part in named.items()]
     return Shown(
         here(model),
         table(["update of", calls_on(model), "time"], rows),
+        *unseen(named),
         "`flat_optimizer` lays all weights into one buffer, and their gradients and moments into others of the same "
         "layout; a layer's weights are views of it. The formula is the same, and so is each number. The calls no "
         "longer grow with the number of tensors. The bytes stay, so what is saved is the host's time: on a GPU that "
