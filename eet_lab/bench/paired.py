@@ -197,6 +197,11 @@ class Change:
         low, high = ((ratio - 1) * self.before for ratio in (self.low, self.high))
         return min(low, difference), difference, max(high, difference)
 
+    def word(self, metric: str) -> str:
+        """Which way it went, whether or not it can be told: `sooner`, `slower`."""
+        gain, loss = WORDS.get(metric, ("faster", "slower"))
+        return gain if (self.ratio > 1) == self.more_is_better else loss
+
     def short(self, metric: str) -> str:
         """`words` without the interval: `24.1 × sooner`."""
         return self.words(metric).partition(" (")[0]
@@ -212,8 +217,7 @@ class Change:
             low, high = _factors(self.low, self.high)
             few = f" in {self.num_pairs} pairs" if self.is_doubtful else ""  # the interval alone would tell them apart
             return f"cannot tell apart{few} ({low} × to {high} ×)"
-        gain, loss = WORDS.get(metric, ("faster", "slower"))
-        word = gain if (self.ratio > 1) == self.more_is_better else loss
+        word = self.word(metric)
         ends = (self.low, self.high) if self.ratio > 1 else (1 / self.high, 1 / self.low)
         factor, low, high = _factors(max(self.ratio, 1 / self.ratio), *ends)
         if not self.num_pairs:

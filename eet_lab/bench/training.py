@@ -170,15 +170,15 @@ def _row(workload: TrainBatch, model: Model, series: Series[TimedSteps], verdict
     )
 
 
-def told(trainer: Trainer, examples: Sequence[Example]) -> Checked:
+def checked_of(trainer: Trainer, examples: Sequence[Example]) -> Checked:
     loss, grads = trainer.gradients(examples)
     return Checked(loss, norm_of(grads.values()))
 
 
 def budget_of(network: Any, examples: Sequence[Example]) -> tuple[Checked, float]:
     """What plain PyTorch tells in fp32, and how far others may be: twice as far as it is in the model's own dtype."""
-    exact = told(Trainer(mapped(network, lambda t: t.float())), examples)
-    low = exact if network.dtype == torch.float32 else told(Trainer(network), examples)
+    exact = checked_of(Trainer(mapped(network, lambda t: t.float())), examples)
+    low = exact if network.dtype == torch.float32 else checked_of(Trainer(network), examples)
     return exact, error_budget(low.error(exact), 1.0, torch.float32, 1024)  # errors are relative
 
 
@@ -188,7 +188,7 @@ def verdict(off: float, most: float) -> str:
 
 @memory_for("what a recipe trains")
 def _ours(batch: Batch, recipe: Recipe) -> Sized:
-    checked = told(Trainer(batch.network, recipe.parts), batch.examples)
+    checked = checked_of(Trainer(batch.network, recipe.parts), batch.examples)
     before = allocated(batch.network.device)
     trainer = batch.trainer(recipe.parts)
     trainer.step(batch.examples)  # which makes all that stays

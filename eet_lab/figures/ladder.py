@@ -99,7 +99,7 @@ def effects(ladder: Ladder) -> dict[str, Effect]:
         size = max(sqrt(abs(step.ms) / most), LEAST_SHARE) if most and kind != "dim" else 0.0
         was, now = (p50(each.measurement.total_ms) or 0.0 for each in (before, rung))
         tip = f"end to end: {brief(was)} → {ms_words(now)}; {step.words}"
-        parts = [f"{DETAILS[key]} {change.short(key).split()[-1]}" for key, change in rung.told.items()]
+        parts = [f"{DETAILS[key]} {change.word(key)}" for key, change in rung.told.items()]
         detail = ", ".join(parts) if kind == "dim" else ""
         found[rung.technique] = Effect(text, kind, round(copysign(size, step.ms), 3), tip, detail)
         for name in rung.along:

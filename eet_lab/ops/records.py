@@ -31,7 +31,7 @@ ALL_CASES = (*CASES, *INT8_CASES, *LAYER_CASES, *ROW_CASES, *TOKEN_CASES, *ENCOD
 """Every case of every op with kernels: what the checks on a GPU go through."""
 
 
-class Work(NamedTuple):
+class CallCost(NamedTuple):
     """What one call of an op is: bytes that it moves, each once, and launches beyond those that its cases declare."""
 
     num_bytes: int
@@ -43,7 +43,7 @@ class Op:
     """One op that models call. `work` is told the arguments of a call, without `empty`."""
 
     name: str
-    work: Callable[..., Work]
+    work: Callable[..., CallCost]
 
     @property
     def reference(self) -> Callable:
@@ -72,60 +72,62 @@ def _linear_bytes(w: Linear, shape: Shape, itemsize: int) -> int:
     return shape.read_bytes(itemsize) - w.weight.numel() * itemsize + w.weight.nbytes + scale
 
 
-def _norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None) -> Work:
+def _norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None) -> CallCost:
     num_bytes = _linear_bytes(w, LinearShape(len(x), len(w.weight), x.shape[1], act), x.itemsize)
-    return Work(num_bytes, linear.num_launches(len(x), x, w, act, normed=norm_w is not None) - 1)
+    return CallCost(num_bytes, linear.num_launches(len(x), x, w, act, normed=norm_w is not None) - 1)
 
 
 def _residual_bytes(x: Tensor, w: Linear) -> int:
     return _linear_bytes(w, LinearShape(len(x), len(w.weight), x.shape[1], residual=True), x.itemsize)
 
 
-def _linear_residual(x: Tensor, w: Linear, residual: Tensor) -> Work:
-    return Work(_residual_bytes(x, w), linear.num_launches(len(x), x, w, normed=False, residual=True) - 1)
+def _linear_residual(x: Tensor, w: Linear, residual: Tensor) -> CallCost:
+    return CallCost(_residual_bytes(x, w), linear.num_launches(len(x), x, w, normed=False, residual=True) - 1)
 
 
-def _linear_residual_norm(x: Tensor, w: Linear, residual: Tensor, norm_w: Norm) -> Work:
+def _linear_residual_norm(x: Tensor, w: Linear, residual: Tensor, norm_w: Norm) -> CallCost:
     # The norm is one launch, or cuBLAS's epilogue.
-    return Work(_residual_bytes(x, w), linear.num_launches(len(x), x, w, normed=False) - 1)
+    return CallCost(_residual_bytes(x, w), linear.num_launches(len(x), x, w, normed=False) - 1)
 
 
-def _fused_layer(attended: Tensor, x: Tensor, w: Layer, following: Layer | None, act: str) -> Work:
+def _fused_layer(attended: Tensor, x: Tensor, w: Layer, following: Layer | None, act: str) -> CallCost:
     T, C = x.shape
     wide = attended.shape[1], len(w.qkv.weight)
     shape = LayerShape(T, C, w.fc_2.weight.shape[1], act, last=following is None, wide=wide)
-    return Work(shape.read_bytes(x.itemsize))
+    return CallCost(shape.read_bytes(x.itemsize))
 
 
 def _attention(
     qkv: Tensor, kv: KV, batch: Batch, spec: Spec, extras: Extras = NO_EXTRAS, mask: Tensor | None = None
-) -> Work:
+) -> CallCost:
     lengths = tuple(end - begin for begin, end in batch.keys.spans or ((0, batch.max_kv),) * batch.num_rows)
     window = spec.window if mask is None else None  # a mask hides what is read all the same
     shape = AttentionShape(lengths, spec.heads, spec.kv_heads, spec.head_dim, decode=True, window=window)
     apart = is_rotated(spec, extras) and not rotates(spec.head_dim, qkv.itemsize)
     in_fp32 = qkv.itemsize == 4  # it writes its cache in a launch of its own
-    return Work(shape.read_bytes(qkv.itemsize), apart + in_fp32)
+    return CallCost(shape.read_bytes(qkv.itemsize), apart + in_fp32)
 
 
-def _next_token(x: Tensor, batch: Batch, norm_w: Norm, head: Linear, sampling: Sampling) -> Work:
+def _next_token(x: Tensor, batch: Batch, norm_w: Norm, head: Linear, sampling: Sampling) -> CallCost:
     (V, C), choice, B = head.weight.shape, sampling.choice, len(batch.last)
     drawn, limited = choice > Choice.GREEDY, choice == Choice.LIMITED
     shape = NextTokenShape(B, len(x), V, C, temperature=float(drawn), top_k=int(limited))
-    return Work(_linear_bytes(head, shape, x.itemsize), linear.num_launches(B, x, head, gathered=True) - 1)
+    return CallCost(_linear_bytes(head, shape, x.itemsize), linear.num_launches(B, x, head, gathered=True) - 1)
 
 
-def _cross_attention(q: Tensor, kv: KV, batch: Batch, source: Batch, spec: Spec, mask: Tensor | None = None) -> Work:
-    return Work(2 * q.nbytes + sum(part.nbytes for part in kv))
+def _cross_attention(
+    q: Tensor, kv: KV, batch: Batch, source: Batch, spec: Spec, mask: Tensor | None = None
+) -> CallCost:
+    return CallCost(2 * q.nbytes + sum(part.nbytes for part in kv))
 
 
 def _embed(
     ids: Tensor, positions: Tensor, token_embedding: Tensor, position_embedding: Tensor | None, **how: Any
-) -> Work:
+) -> CallCost:
     T, C, itemsize = len(ids), token_embedding.shape[1], token_embedding.itemsize
     if position_embedding is None:
-        return Work(2 * T * C * itemsize + ids.nbytes)
-    return Work(EmbedShape(T, C).read_bytes(itemsize))
+        return CallCost(2 * T * C * itemsize + ids.nbytes)
+    return CallCost(EmbedShape(T, C).read_bytes(itemsize))
 
 
 def _embed_norm(
@@ -137,15 +139,16 @@ def _embed_norm(
     type_embedding: Tensor | None,
     norm: Norm,
     **how: Any,
-) -> Work:
+) -> CallCost:
     num_bytes = _embed(ids, positions, token_embedding, position_embedding).num_bytes
     if type_embedding is not None:
         num_bytes += len(ids) * type_embedding.shape[1] * type_embedding.itemsize
-    return Work(num_bytes, int(types is not None and type_embedding is not None))  # types that are told are gathered
+    # Types that are told are gathered.
+    return CallCost(num_bytes, int(types is not None and type_embedding is not None))
 
 
-def _advance(buffer: TokenBuffer, token: Tensor, count: Tensor) -> Work:
-    return Work(AdvanceShape(len(buffer.ids)).read_bytes(buffer.ids.itemsize))
+def _advance(buffer: TokenBuffer, token: Tensor, count: Tensor) -> CallCost:
+    return CallCost(AdvanceShape(len(buffer.ids)).read_bytes(buffer.ids.itemsize))
 
 
 OPS = {
