@@ -254,9 +254,7 @@ class Trainer:
                 if kind not in found or size > found[kind][0]:
                     found[kind] = size, given
         no_numbers = torch.full((2,), torch.nan, dtype=torch.float64, device=self.model.device)
-        work: list[Given | Totals | UpdateInputs] = [
-            each for _, each in sorted(found.values(), key=lambda sized: -sized[0])
-        ]
+        work: list[Any] = [each for _, each in sorted(found.values(), key=lambda sized: -sized[0])]
         work += Totals(no_numbers[0].float()), self._update_inputs(no_numbers, 0.0)  # such a step changes nothing
         with self._memory("a training pass"), library_noise(0, self.model.device):  # others' draws stay theirs
             for piece in until(cancel, work):
