@@ -300,6 +300,8 @@ def test_what_is_said_of_the_gap_follows_what_was_measured(after, rise, said):
     static = dataclasses.replace(result.selection, step_ms=(9.0, *(1.1 for _ in gaps)))
     result = dataclasses.replace(result, baseline=grown, selection=static, changes={"total_ms": change})
     assert memory_reuse._gap_words(result).startswith(said), memory_reuse._gap_words(result)
+    saved = memory_reuse.saved_words(result.all_changes["total_ms"], "9 of 10 ms")
+    assert (saved == "cannot tell apart") == said.endswith("since")
 
 
 def test_the_ladders_red_bar_is_explained_by_counted_launches():
@@ -336,7 +338,9 @@ def test_what_pairs_cannot_tell_apart_is_named_and_grey(words, monkeypatch, afte
     change = Change.of([100.0] * 8, [after] * 8)
     changes = dict.fromkeys(("ttft_ms", "total_ms"), change)
     result = dataclasses.replace(result, prompt_lengths=tuple(_lengths(words)), changes=changes)
-    [bars] = mask_removal.verdict(guess, result, words).things[2].data
+    _, lines, figure, *_ = mask_removal.verdict(guess, result, words).things
+    assert lines.data.count("cannot tell apart") == 2 * untold, "the table says what the bars say"
+    [bars] = figure.data
     for name in ("first pass", "whole run"):
         [place] = [i for i, label in enumerate(bars.y) if label.startswith(name)]
         assert (mask_removal.UNTOLD in bars.y[place]) == (bars.marker.color[place] == theme.BASELINE) == untold

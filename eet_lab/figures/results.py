@@ -116,7 +116,8 @@ def latency(result: Run | Comparison | Ladder, log: bool | None = None) -> go.Fi
             longest = max(len(each.step_ms) for _, each in measured)
             _first_token(fig, m, color, line, longest, result.prompt_lengths)
         room = (high / low) ** 0.4 if log else 1.4  # the words stand above every line
-    fig.update_xaxes(title="step of the run: one pass of the model", rangemode="tozero", tickformat=DIGITS)
+    end = 1.02 * max(len(m.step_ms) for _, m in measured)  # said: words that are not cut would make it longer
+    fig.update_xaxes(title="step of the run: one pass of the model", range=[0, end], tickformat=DIGITS)
     return fig.update_yaxes(theme.axis(low if log else 0.0, high, "ms per step", log, room=room))
 
 

@@ -25,7 +25,7 @@ from eet_lab.lessons import recorded
 from eet_lab.lessons.batch import PROMPTS, SHORT, lengths, rows
 from eet_lab.lessons.exercise import Exercise, Wrong, ask, formula, named
 from eet_lab.lessons.prediction import Prediction, after_prediction
-from eet_lab.lessons.show import Shown, here, in_words, table, there
+from eet_lab.lessons.show import Shown, here, in_words, saved_words, table, there
 from eet_lab.models import Model
 from eet_lab.models.decoder import mapped
 from eet_lab.ops.types import KV, Batch, Extras, fresh
@@ -139,8 +139,8 @@ def verdict(guess: Prediction, result: Comparison, model: Model) -> Shown:
     lines = [
         ["scores a head in the first pass (counted)", f"{whole:,}", f"{seen:,}", _saved(whole, seen)],
         ["attention alone, first pass (measured)", *_both(masked, bounded)],
-        ["to the first token (measured)", *_both(a.ttft_ms.p50, b.ttft_ms.p50)],
-        ["whole run (measured)", *_both(a.total_ms.p50, b.total_ms.p50)],
+        ["to the first token (measured)", *_both(a.ttft_ms.p50, b.ttft_ms.p50, result.all_changes.get("ttft_ms"))],
+        ["whole run (measured)", *_both(a.total_ms.p50, b.total_ms.p50, result.all_changes.get("total_ms"))],
         ["the mask of the first pass (counted)", f"{brief(mask_bytes / MiB)} MiB", "0", "100 %"],
     ]
     bars = {
@@ -188,8 +188,8 @@ def _saved_figure(bars: Mapping[str, float]) -> go.Figure:
     return fig.update_yaxes(autorange="reversed")
 
 
-def _both(before: float, after_: float) -> list[str]:
-    return [ms_words(before), ms_words(after_), _saved(before, after_)]
+def _both(before: float, after_: float, change: Change | None = None) -> list[str]:
+    return [ms_words(before), ms_words(after_), saved_words(change, _saved(before, after_))]
 
 
 def _saved(before: float, after_: float) -> str:

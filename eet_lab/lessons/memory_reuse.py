@@ -21,7 +21,7 @@ from eet_lab.labels import in_titles
 from eet_lab.lessons import recorded
 from eet_lab.lessons.batch import rows
 from eet_lab.lessons.prediction import Prediction, after_prediction
-from eet_lab.lessons.show import Shown, chosen, here, in_words, table, there
+from eet_lab.lessons.show import Shown, chosen, here, in_words, saved_words, table, there
 from eet_lab.memory import PLANNERS, Plan
 from eet_lab.models import Model
 from eet_lab.models.config import Config
@@ -146,7 +146,8 @@ def steps_over_time(small: Model, output: Output) -> Shown:
     fig = _steps_figure([_steps(in_titles(str(output.recipe)), steps, theme.BASELINE)])
     early, _, late = _eighths(steps[1:])
     told = f"an early step took {ms_words(median(early))}, a late one {ms_words(median(late))}"
-    said = f"Look how the line rises: {told}." if grew(steps[1:]) else f"No steady rise can be seen here: {told}."
+    look = "Look how the line rises" if grew(steps[1:]) else "Whether it rises cannot be told from noise here"
+    said = f"{look}: {told}."
     return Shown(
         here(small),
         fig,
@@ -180,13 +181,13 @@ def verdict(guess: Prediction, result: Comparison, small: Model) -> Shown:
         return Shown("Some time could not be measured: run the comparison again.")
     copied, final = kv_copies(small)
     alone = copy_ms(small)
-    saved_ms = a.total_ms.p50 - b.total_ms.p50
+    saved = f"{brief(a.total_ms.p50 - b.total_ms.p50)} of {brief(a.total_ms.p50)} ms"
     lines = [
         ["cache copied, in final sizes: you", str(guess)],
         ["cache copied, in final sizes: counted", f"{copied / final:.0f}"],
         ["bytes read plus bytes written for it (counted)", f"{2 * copied / MiB:,.0f} MiB"],
         ["the copies alone (measured)", f"{brief(sum(alone))} ms"],
-        ["saved by memory reuse in the run (measured)", f"{brief(saved_ms)} of {brief(a.total_ms.p50)} ms"],
+        ["saved by memory reuse in the run (measured)", saved_words(result.all_changes.get("total_ms"), saved)],
     ]
     grown = _steps(in_titles(a.recipe), a.step_ms, theme.BASELINE)
     static = _steps(in_titles(b.recipe), b.step_ms, theme.SELECTION)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import plotly.graph_objects as go
 from IPython.display import HTML, Code, display
 
-from eet_lab.bench import Comparison, Ladder
+from eet_lab.bench import Change, Comparison, Ladder
 from eet_lab.bench.measured import device_name
 from eet_lab.bench.rows import Row
 from eet_lab.errors import PlanError, did_you_mean
@@ -138,6 +138,11 @@ def in_words(result: Comparison, metric: str, name: str) -> str:
     change = result.all_changes.get(metric)
     said = f"{name}: {change.words(metric)}. " if change else ""
     return f"{said}Same output? {result.parity.verdict}."
+
+
+def saved_words(change: Change | None, saved: str) -> str:
+    """What was saved, unless the pairs of runs cannot tell the two apart: then that."""
+    return change.verdict if change and change.verdict == "cannot tell apart" else saved
 
 
 def source(thing: str | Technique | Callable) -> Source:
