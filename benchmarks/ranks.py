@@ -32,7 +32,7 @@ from eet_lab.bench.cost import matmul_tflops
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.peers import Checked
 from eet_lab.bench.rows import OURS, Row, append, digits, percent, taken
-from eet_lab.bench.training import STEPS, Batch, budget_of, told, verdict
+from eet_lab.bench.training import STEPS, Batch, budget_of, checked_of, verdict
 from eet_lab.bench.workloads import TrainBatch
 from eet_lab.devices import default_device
 from eet_lab.models import load
@@ -106,7 +106,7 @@ def measure(workload: TrainBatch, recipes: Sequence[str], device: str, dtype: st
     batch, found = batch_of(workload, device, dtype), []
     for words in recipes:
         recipe = Recipe.parse(words, device, batch.network.config.in_training)
-        checked = told(Trainer(batch.network, recipe.parts), batch.examples)
+        checked = checked_of(Trainer(batch.network, recipe.parts), batch.examples)
         step_ms, peak = timed(batch.trainer(recipe.parts), batch, device, repeats)
         found.append((str(recipe), step_ms, peak, tuple(checked)))
     if not dist.is_initialized() or dist.get_rank() == 0:

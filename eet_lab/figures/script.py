@@ -11,10 +11,12 @@ import ipywidgets as W
 import traitlets as T
 
 HERE = Path(__file__).parent
+BEHIND = re.compile(r"(?<=[;{},()\]])\s+// [^\"'`]*$")
+"""A comment behind what a line of a script says. One with a quote may be part of a text, and stays."""
 
 
 def compact(*paths: Path) -> str:
-    """Scripts or styles, one after the other, without indentation and comments on lines of their own.
+    """Scripts or styles, one after the other, without indentation and comments.
 
     They stand in each saved notebook with a widget's state. Styles have no comments, nor spaces beside their marks.
     """
@@ -39,7 +41,7 @@ def _sections(kind: str, names: Sequence[str]) -> str:
 
 def _compact(text: str, kind: str) -> str:
     small = _small_style(text) if kind == ".css" else text
-    lines = (line.strip() for line in small.splitlines())
+    lines = (line.strip() if kind == ".css" else BEHIND.sub("", line.strip()) for line in small.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 

@@ -94,7 +94,7 @@ LOST = re.compile(
 )
 """What ranks say, by gloo, NCCL or Ray, when another is gone."""
 LOST_LINES = 4
-"""In how many lines at the end: NCCL tells a reason of its own last."""
+"""Lines at the end that are looked at: NCCL tells a reason of its own last."""
 
 
 def _first_to_fail(failures: Mapping[int, Exception], whole: Exception) -> tuple[str, str]:
