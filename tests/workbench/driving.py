@@ -31,7 +31,7 @@ def turn_until(workbench: Workbench, done: Any, seconds: float = 60) -> None:
         if done():
             turn(workbench)
             return
-        time.sleep(0.005)
+        time.sleep(0.02)
     raise AssertionError(f"nothing after {seconds} s; status: {workbench.controller.status.text}")
 
 

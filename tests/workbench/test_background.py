@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 from eet_lab.workbench import Workbench
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.threads import Background
@@ -47,6 +49,7 @@ def test_who_is_held_begins_nothing_and_who_waits_sees_the_end(background: Backg
     assert order[-1] == "next"
 
 
+@pytest.mark.parametrize("foresees", [True])
 def test_a_run_begins_when_nothing_is_computed_beside_it(bench: Workbench) -> None:
     """And the page goes on meanwhile: it is the run that waits."""
     turn_until(bench, lambda: bench.controller.background.idle)

@@ -62,6 +62,7 @@ def test_the_badge_is_the_kind_of_model_and_not_its_path(bench: Workbench, hf_mo
     assert set(BADGES) == set(get_args(Kind))
 
 
+@pytest.mark.parametrize("foresees", [True])
 def test_a_model_that_was_left_is_forgotten(bench: Workbench) -> None:
     do(bench, c.PickModel("demo"), c.EditPrompt(0, "Return the name"), c.Run())
     weights = weakref.ref(bench.model.decoder.token_embedding)

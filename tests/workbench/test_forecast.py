@@ -17,6 +17,11 @@ from workbench.driving import answers, do, enabled, shown, status, turn, turn_un
 MiB = 2**20
 
 
+@pytest.fixture
+def foresees() -> bool:
+    return True
+
+
 def forecast(free: int, **changes: Any) -> Forecast:
     numbers = dict(num_rows=4, prompt_tokens=50, new_tokens=100, weight_bytes=50, kv_bytes=30, activation_bytes=15)
     numbers |= dict(growth_bytes=0, workspace_bytes=5, largest_batch=3, largest_context=90)

@@ -37,7 +37,7 @@ def test_the_last_ladder_is_opened_once_for_what_it_tells(bench: Workbench, monk
     opened: list[str] = []
     inner = History.open
     monkeypatch.setattr(History, "open", lambda kept, id: (opened.append(id), inner(kept, id))[1])
-    do(bench, c.Setting("repeats", 1), c.Ladder(), c.Run())
+    do(bench, c.Setting("repeats", 1), c.Toggle("mask_removal", False), c.Ladder(), c.Run())
     turn(bench, 30)
     assert "in Ladder 1" in shown(bench, "techniques")["effects_of"] and row(bench, "memory_reuse")["effect"]
     assert len(opened) == 1
@@ -82,18 +82,13 @@ def test_a_row_is_renamed_exported_replayed_and_deleted_and_what_is_shown_stays(
     assert "no longer kept" in errors(bench)
 
 
-def test_every_job_is_kept_and_shown(bench: Workbench) -> None:
+def test_every_job_is_kept_and_shown_and_opens_with_its_own_choices(bench: Workbench) -> None:
     do(bench, c.Setting("repeats", 1), c.Run(), c.Compare())
     rows = [row for row in shown(bench, "runs")["rows"] if row["writable"]]
     assert {row["kind"] for row in rows} == {"run", "compare"}
-    assert [row["shown"] for row in rows].count(True) == 1
-    latest = next(row for row in rows if row["shown"])
+    [latest] = [row for row in rows if row["shown"]]
     assert latest["kind"] == "compare" and latest["ttft"].endswith(" ms") and latest["same"]
-
-
-def test_a_kept_run_opens_with_its_own_choices_and_goes_again(bench: Workbench) -> None:
-    do(bench, c.Setting("repeats", 1), c.Compare())
-    kept = next(row["id"] for row in shown(bench, "runs")["rows"] if row["shown"])
+    kept = latest["id"]
     do(bench, c.Toggle("mask_removal", False), c.EditPrompt(0, "9 9 9 9"), c.OpenRun(kept))
     assert errors(bench) == ""
     assert shown(bench, "bar")["read_only"] and shown(bench, "techniques")["read_only"]
@@ -144,7 +139,8 @@ def test_every_recording_opens_on_all_of_its_tabs(bench: Workbench) -> None:
 
 
 def test_two_ticked_runs_stand_side_by_side_without_a_claim(bench: Workbench) -> None:
-    do(bench, c.Setting("repeats", 1), c.Compare(), c.Toggle("memory_reuse", False), c.Compare())
+    do(bench, c.Setting("repeats", 1), c.Setting("max_new_tokens", 4))
+    do(bench, c.Compare(), c.Toggle("memory_reuse", False), c.Compare())
     first, second = [row["id"] for row in shown(bench, "runs")["rows"] if row["writable"]]
     do(bench, c.CompareTicked())
     assert "tick two" in errors(bench)
@@ -327,7 +323,7 @@ def test_recordings_stay_in_a_list_that_is_cut_and_older_runs_come_on_demand(tmp
 
 def test_older_runs_are_a_click_away(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eet_lab.workbench.views.runs.SHOWN", 1)
-    do(bench, c.Setting("repeats", 1), c.Run(), c.Run(), c.Run())
+    do(bench, c.Setting("max_new_tokens", 1), c.Run(), c.Run(), c.Run())
     recordings = len(list(history.SHIPPED.glob("*.json")))
     assert (len(shown(bench, "runs")["rows"]), shown(bench, "runs")["more"]) == (1 + recordings, 2)
     do(bench, c.ShowOlder())

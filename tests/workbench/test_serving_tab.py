@@ -28,12 +28,21 @@ PLACES = [".eet-pickers", ".eet-do-run", ".eet-told-block", ".eet-larger", ".eet
 RECTS = "(names) => names.map((name) => JSON.stringify(document.querySelector(name).getBoundingClientRect()))"
 
 
+@pytest.fixture(scope="module")
+def tables() -> dict[str, Any]:
+    """The cost tables of this file's one model, by recipe: what only needs one takes that of a test before."""
+    return {}
+
+
 @pytest.fixture(autouse=True)
-def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_sizes(monkeypatch: pytest.MonkeyPatch, tables: dict[str, Any]) -> None:
     """A cost table of few sizes, each measured once."""
 
     def small(model: Any, recipe: Any, **told: Any) -> Any:
-        return profile(model, recipe, axes=((0, 1, 20), (1, 4), (8, 32)), repeats=1, fresh=True, **told)
+        if str(recipe) not in tables:
+            axes = ((0, 1, 20), (1, 4), (8, 32))
+            tables[str(recipe)] = profile(model, recipe, axes=axes, repeats=1, fresh=True, **told)
+        return tables[str(recipe)]
 
     monkeypatch.setattr(serving_jobs, "profile", small)
 
@@ -66,7 +75,10 @@ def test_the_switch_shows_the_page_in_place_of_the_bench_and_makes_it_once(bench
     assert "eet-serves" not in page.box._dom_classes and bench.controller.serving.controller is made
 
 
-def test_this_model_is_measured_then_served_beside_its_simulation(bench: Workbench, tab: ServingController) -> None:
+def test_this_model_is_measured_then_served_beside_its_simulation(
+    bench: Workbench, tab: ServingController, tables: dict[str, Any]
+) -> None:
+    tables.clear()
     press(bench, "serve")
     assert "Press Measure this model first" in tab.page._table.value, "an example is no measure of this model"
     press(bench, "measure")
