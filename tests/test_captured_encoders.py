@@ -158,10 +158,15 @@ def test_passes_of_a_bucket_are_those_of_the_texts(name, recipe, monkeypatch):
     wanted = [TASKS[head] for head in (None, *encoder.config.heads) if head in TASKS]
     for task in (*wanted, tasks.MEAN, tasks.CLS) if name in BODIES else wanted[1:]:
         for given in map(LISTS.__getitem__, ("ragged", "one", "full", "one over")):
-            got, exact = (each.read(given, task).values for each in (engine, plain))
-            assert len(got) == len(exact)
-            for mine, theirs in zip(got, exact, strict=True):
-                close(mine, theirs)
+            assert_same(engine, plain, given, task)
+
+
+def assert_same(engine: EncoderEngine, plain: EncoderEngine, given: list, task: tasks.TextTask) -> None:
+    """Both read the same."""
+    got, exact = (each.read(given, task).values for each in (engine, plain))
+    assert len(got) == len(exact)
+    for mine, theirs in zip(got, exact, strict=True):
+        close(mine, theirs)
 
 
 def test_token_types_stay_with_their_tokens(monkeypatch):
@@ -170,8 +175,7 @@ def test_token_types_stay_with_their_tokens(monkeypatch):
     engine, plain = (EncoderEngine(ours("bert").encoder, p) for p in (parts(), Recipe.parse(PACKED).parts))
     for _ in range(2):
         for each in (given, texts()):  # the bucket of those without types is another
-            for got, exact in zip(*(e.read(each, tasks.HIDDEN).values for e in (engine, plain)), strict=True):
-                close(got, exact)
+            assert_same(engine, plain, each, tasks.HIDDEN)
 
 
 @pytest.mark.parametrize("recipe", [PACKED, RECTANGLES])
@@ -255,8 +259,7 @@ def test_few_tokens_that_are_not_captured_have_room(recorded, tokens):
     engine, plain = (EncoderEngine(ours("bert").encoder, p) for p in (parts(tokens=tokens), Recipe.parse(PACKED).parts))
     for task in (tasks.MEAN, tasks.CLS, tasks.HIDDEN):
         for given in (of_lengths(7), of_lengths(5, 2), of_lengths(30, 7)):
-            for got, exact in zip(*(each.read(given, task).values for each in (engine, plain)), strict=True):
-                close(got, exact)
+            assert_same(engine, plain, given, task)
 
 
 def test_memory_of_graphs_is_told(recorded, monkeypatch):
