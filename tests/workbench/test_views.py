@@ -163,8 +163,10 @@ def test_what_is_typed_is_not_overwritten(opened: Open) -> None:
     prompt.focus()
     prompt.evaluate("(node) => node.setSelectionRange(2, 2)")
     page.keyboard.type("great ", delay=20)
-    page.wait_for_timeout(250)
-    assert sent(page) == [{"view": "inputs", "command": "edit_prompt", "index": 1, "text": "A great transformer reads"}]
+    page.wait_for_function("window.sent.at(-1)?.text === 'A great transformer reads'")
+    told = sent(page)
+    assert all(each["command"] == "edit_prompt" and each["index"] == 1 for each in told)
+    assert len(told) < len("great "), "a pause in typing tells of it, not each key"
     states["inputs"]["prompts"]["rows"][1]["text"] = "A gr"  # an answer that comes late
     states["inputs"]["prompts"]["rows"][1]["tokens"] = 77
     show(page, states)
