@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from eet_lab.engine.logprobs import LogprobLog
-from eet_lab.engine.meta_trace import META, MetaTracer, RequestShape
+from eet_lab.engine.meta_trace import META, MetaTracer, NoArithmetic, RequestShape
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import OutOfMemory, PromptError
 from eet_lab.memory import Lifetime, live_bytes
@@ -20,6 +20,7 @@ from eet_lab.ops.oom import OTHERS, REMEDY
 from eet_lab.ops.types import Keys
 from eet_lab.parts import Parts
 from eet_lab.parts.batches import decode_batch, empty_buffer
+from eet_lab.parts.memory import FreshMemory
 from eet_lab.scheduling import Request, Scheduler
 from eet_lab.words import counted, sized
 
@@ -144,6 +145,7 @@ class Forecaster:
 
     def __init__(self, tracer: MetaTracer, parts: Parts, settings: Settings | None = None) -> None:
         self._tracer, self._parts, self._settings = tracer, parts, settings or Settings()
+        self._peaks: dict[tuple, Peak] = {}
 
     def forecast(self, lengths: Sequence[int], device: torch.device, free_bytes: int | None = None) -> Forecast:
         """What prompts of such lengths need, and how many of them, or how long ones, would fit.
@@ -158,13 +160,13 @@ class Forecaster:
             free_bytes = free_bytes_of(device) + (0 if device.type == "meta" else model.weight_bytes)
         lengths = sorted(lengths, reverse=True)  # fewer rows "of this shape" are the longest: no order of theirs counts
         num_rows, longest = len(lengths), lengths[0]
-        peak = self.peak(lengths, num_new)
+        peak, anyhow = self.peak(lengths, num_new), model.weight_bytes + workspace
         # A planner that does as well with a few layers as with all of them may be asked about a few from here on.
-        outlined = self.peak(lengths, num_new, outline=True) == peak
+        outlined = anyhow <= free_bytes and self.peak(lengths, num_new, outline=True) == peak
 
         def needed(lengths: Sequence[int], num_new: int) -> int:
             try:
-                return model.weight_bytes + workspace + sum(self.peak(lengths, num_new, outlined))
+                return anyhow + sum(self.peak(lengths, num_new, outlined))
             except PromptError:  # more than a limited pool of pages holds
                 return sys.maxsize
 
@@ -176,6 +178,8 @@ class Forecaster:
             return needed(cut, count - cut[0])
 
         most, context = most_rows(num_rows, longest + num_new), model.config.context
+        if anyhow > free_bytes:  # no count of rows or columns would change that
+            most = context = 0
         return Forecast(
             num_rows=num_rows,
             prompt_tokens=longest,
@@ -194,22 +198,28 @@ class Forecaster:
     def peak(self, lengths: Sequence[int], num_new: int | None = None, outline: bool = False) -> Peak:
         """The bytes in the pass in which a run takes the most. `num_new` None: as many new tokens as the settings say.
 
-        `outline` traces a few layers instead of all.
+        `outline` traces a few layers instead of all, as is enough for fresh tensors. What was asked before is known.
         """
         num_new = self._settings.max_new_tokens if num_new is None else num_new
+        memory = self._parts.memory()
+        key = (*lengths, num_new, outline and memory.has_arena)
+        if key not in self._peaks:
+            self._peaks[key] = self._peak(memory, lengths, num_new, outline)
+        return self._peaks[key]
+
+    def _peak(self, memory: FreshMemory, lengths: Sequence[int], num_new: int, outline: bool) -> Peak:
         settings = replace(self._settings, max_new_tokens=num_new)
         shape = self._tracer.request(lengths, settings)
-        passes, max_kv = shape.passes, shape.max_kv
-        if outline:
+        passes, max_kv, found = shape.passes, shape.max_kv, list[Peak]()
+        if outline and memory.has_arena:
             passes = {name: traced_pass.outlines() for name, traced_pass in passes.items()}
-        memory, found = self._parts.memory(), list[Peak]()
         memory.plan(passes, like=self._tracer.model.token_embedding)
         longest, asked = Request((0,) * max(lengths), num_new), settings.logprobs is not None
         log, written = LogprobLog.num_bytes(len(shape.num_pad), self._tracer.model) if asked else (0, 0)
         for columns, traced_pass in zip((max_kv, shape.capacity - 1), passes.values(), strict=True):
             kv, growth = self._cache_bytes(shape, columns, longest)
             held = memory.held_bytes
-            most, kept = (held, held) if held else fresh_bytes(traced_pass.outlined())
+            most, kept = (held, held) if held else fresh_bytes(memory.outlined(traced_pass))
             found += Peak(kv, most, growth, log), Peak(kv, kept, 0, log + written)
         return max(found, key=sum)
 
@@ -224,8 +234,9 @@ class Forecaster:
             Scheduler(schedule.of_at_most(num_rows), cache.ledger, shape.capacity).check(longest)
         buffer = empty_buffer(num_rows, 1, META)
         batch = decode_batch(buffer, Keys(buffer.columns), max_kv)
-        for layer in range(cache.num_layers):
-            cache.layer(layer, batch)
+        with NoArithmetic():
+            for layer in range(cache.num_layers):
+                cache.layer(layer, batch)
         return cache.num_bytes, cache.growth_bytes
 
 

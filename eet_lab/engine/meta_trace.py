@@ -154,6 +154,7 @@ class MetaTracer:
 
 class NoArithmetic(TorchFunctionMode):
     """Skips PyTorch calls that write to a given tensor, on meta tensors. Such a call returns its tensor unchanged.
+    Those that join tensors of one type, or norm one, give an empty tensor.
 
     A meta tensor has no data to write, but PyTorch takes a millisecond for most of these calls to find that out.
     """
@@ -168,6 +169,11 @@ class NoArithmetic(TorchFunctionMode):
             return args[0]
         if function in (layer_norm, rms_norm):
             return torch.empty_like(args[0])
+        if function is torch.cat and len(args) == 2:
+            tensors, dim = args
+            sizes = [*tensors[0].shape]
+            sizes[dim] = sum(tensor.shape[dim] for tensor in tensors)
+            return tensors[0].new_empty(sizes)
         return function(*args, **kwargs)
 
 

@@ -80,7 +80,7 @@ class Arena(FreshMemory):
         self._largest = {}
         had_to = self.plan(passes, like)
         self._reserved = self._request, {name: plan.lifetimes for name, plan in self._plans.items()}
-        self._largest = {name: traced_pass.outlined() for name, traced_pass in passes.items()}
+        self._largest = {name: self.outlined(traced_pass) for name, traced_pass in passes.items()}
         return had_to
 
     def enter(self, name: str) -> None:
@@ -116,7 +116,7 @@ class Arena(FreshMemory):
         return self.num_bytes
 
     def _is_covered(self, name: str, traced_pass: TracedPass) -> bool:
-        outline = self._remember(("outline", *traced_pass.key), traced_pass.outlined)
+        outline = self.outlined(traced_pass)
         return name in self._largest and covers(self._largest[name], outline)
 
     def _place(

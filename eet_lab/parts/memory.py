@@ -44,7 +44,8 @@ class FreshMemory:
         Returns whether a pass had to be traced, or memory placed: False if all was known from earlier requests.
         """
         before, self._passes = self._num_traced, dict(passes)
-        self._live_bytes = max(self._outline_bytes(traced_pass) for traced_pass in passes.values())
+        outlines = map(self.outlined, passes.values())
+        self._live_bytes = max(max(live_bytes(outline), default=0) for outline in outlines)
         return self._num_traced > before
 
     def reserve(self, passes: Mapping[str, TracedPass], like: Tensor) -> bool:
@@ -60,6 +61,10 @@ class FreshMemory:
     def traced(self, traced_pass: TracedPass) -> tuple[Lifetime, ...]:
         """What a pass asks for; traced where it is not remembered."""
         return self._remember(traced_pass.key, traced_pass.lifetimes)
+
+    def outlined(self, traced_pass: TracedPass) -> tuple[Lifetime, ...]:
+        """What its outline asks for; traced where it is not remembered."""
+        return self._remember(("outline", *traced_pass.key), traced_pass.outlined)
 
     def plans(self) -> dict[str, Plan]:
         """What each pass of the last request asked for, and where an arena would put it."""
@@ -80,10 +85,6 @@ class FreshMemory:
     def held_bytes(self) -> int:
         """Bytes that stay allocated between passes."""
         return 0
-
-    def _outline_bytes(self, traced_pass: TracedPass) -> int:
-        outline = self._remember(("outline", *traced_pass.key), traced_pass.outlined)
-        return max(live_bytes(outline), default=0)
 
     def _remember(self, key: tuple, trace: Callable[[], tuple[Lifetime, ...]]) -> tuple[Lifetime, ...]:
         known = self._known.pop(key, None)
