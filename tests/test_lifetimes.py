@@ -9,7 +9,7 @@ import torch
 from test_paged import LAYOUTS, batch
 
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.meta_trace import are_alike
+from eet_lab.engine.meta_trace import NoArithmetic, are_alike
 from eet_lab.engine.recorded import recorded_lifetimes
 from eet_lab.engine.settings import Settings
 from eet_lab.memory import POOLS, live_bytes
@@ -67,6 +67,34 @@ def test_a_meta_trace_that_is_wrong_is_noticed(tiny):
     parts = replace(Recipe.parse("pre_padding").parts, ops=Ops(embed=careless))
     real, foreseen = recorded(tiny.decoder, parts, [[1, 2]], Settings(3))
     assert real["prefill"] != foreseen["prefill"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_made_without_pytorch_has_its_shapes_and_types(dtype):
+    def results(device):
+        long = torch.ones(3, dtype=torch.long, device=device)
+        x, y = torch.ones(2, 1, 5, dtype=dtype, device=device), torch.ones(3, 1, dtype=dtype, device=device)
+        yield from (x + y, x - 1, 2 * x, x.float() * y, long % 2, long // 2, long + 1.5, x < y, x == 0, y >= 0.5)
+        yield from ((x > 0) & (y > 0), (x > 0) | (y <= 1), torch.where(x > 0, y, -1.0), torch.where(long != 1, long, 0))
+        yield from (
+            torch.empty_like(x),
+            torch.nn.functional.rms_norm(x, (5,)),
+            x.argmax(-1),
+            x.gather(2, long.view(1, 1, 3)),
+        )
+        yield from (y.new_zeros(2, 3), y.new_zeros((2,), dtype=torch.int32), torch.arange(4, device=device))
+        yield from (
+            torch.arange(2, 9, device=device),
+            torch.cat((x, x), -1),
+            torch.cat([y, y]),
+            torch.cat((y, y), dim=1),
+        )
+        yield torch.nn.functional.layer_norm(y, (1,))
+
+    real = list(results("cpu"))
+    with NoArithmetic():
+        made = list(results("meta"))
+    assert [(each.shape, each.dtype) for each in made] == [(each.shape, each.dtype) for each in real]
 
 
 def test_a_model_without_data_is_traced_too():

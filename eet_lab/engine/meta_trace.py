@@ -152,11 +152,16 @@ class MetaTracer:
             ops.advance(buffer, next_token, batch.count)
 
 
-class NoArithmetic(TorchFunctionMode):
-    """Skips PyTorch calls that write to a given tensor, on meta tensors. Such a call returns its tensor unchanged.
-    Those that join tensors of one type, or norm one, give an empty tensor.
+COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+ARITHMETIC = frozenset(("add", "sub", "mul", "remainder", "where", "__floordiv__", "__and__", "__or__"))
+"""Functions of one number from each of their tensors, by the names that torch hands to a mode."""
 
-    A meta tensor has no data to write, but PyTorch takes a millisecond for most of these calls to find that out.
+
+class NoArithmetic(TorchFunctionMode):
+    """Makes what PyTorch's calls on meta tensors return, without asking PyTorch where that takes it long.
+
+    A meta tensor has no data. PyTorch takes up to a millisecond to find the shape of a sum, and seconds for the first
+    one, for which it imports its compiler. A call that writes to a given tensor returns that tensor unchanged.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -167,14 +172,34 @@ class NoArithmetic(TorchFunctionMode):
             return None
         if name.endswith("_") and not name.endswith("__"):  # in place, as torch names it
             return args[0]
-        if function in (layer_norm, rms_norm):
-            return torch.empty_like(args[0])
-        if function is torch.cat and len(args) == 2:
-            tensors, dim = args
-            sizes = [*tensors[0].shape]
-            sizes[dim] = sum(tensor.shape[dim] for tensor in tensors)
-            return tensors[0].new_empty(sizes)
+        if name in COMPARISONS:
+            return _broadcast(args, torch.bool)
+        if name in ARITHMETIC and not kwargs:
+            return _broadcast(args, torch.result_type(*args[-2:]))
+        if function in (layer_norm, rms_norm, torch.empty_like):
+            return _broadcast(args[:1], args[0].dtype)
+        if name == "argmax" and args[1:] == (-1,):
+            return torch.empty(args[0].shape[:-1], dtype=torch.long, device=META)
+        if name == "gather":
+            return _broadcast(args[2:], args[0].dtype)
+        if name == "new_zeros":
+            return torch.empty(*args[1:], dtype=kwargs.get("dtype", args[0].dtype), device=META)
+        if function is torch.arange:
+            return torch.empty(args[-1] - sum(args[:-1]), dtype=torch.long, device=META)
+        if function is torch.cat:
+            return _joined(*args, **kwargs)
         return function(*args, **kwargs)
+
+
+def _broadcast(args: Sequence[Any], dtype: torch.dtype) -> Tensor:
+    shapes = {arg.shape for arg in args if isinstance(arg, Tensor)}
+    return torch.empty(shapes.pop() if len(shapes) == 1 else torch.broadcast_shapes(*shapes), dtype=dtype, device=META)
+
+
+def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    shape = list(parts[0].shape)
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    return torch.empty(shape, dtype=parts[0].dtype, device=META)
 
 
 def new_cache(model: Decoder, parts: Parts) -> KVCache:

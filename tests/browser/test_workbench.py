@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import Any
 
 import pytest
+from playwright.sync_api import TimeoutError as TookTooLong
 from playwright.sync_api import expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
@@ -88,7 +90,7 @@ def seconds_to_stop(page: Any) -> float:
     begun = time.monotonic()
     try:
         button(page, "Stop").click(timeout=2000)
-    except TimeoutError:
+    except TookTooLong:
         return math.inf
     until_ready(page, 10)
     return time.monotonic() - begun
