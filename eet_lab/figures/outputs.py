@@ -109,7 +109,7 @@ class FigureBox(W.VBox):
         if self.height is not None:
             thing = go.Figure(thing).update_layout(height=self.height)
         place.add_class("eet-figure")
-        place.layout.height = f"{thing.layout.height or 450}px"
+        place.layout.height = f"calc({thing.layout.height or 450}px * var(--eet-scale, 1))"
         place.outputs = (rendered(thing, responsive=True),)
 
 

@@ -61,7 +61,7 @@ class ServingFilm(anywidget.AnyWidget):
     `film` is plain data, so a page that is reloaded shows it again, and it plays when the kernel is gone.
     """
 
-    _esm = script("Words", "Make", "Player", module=compact(HERE / "serving_film.js"))
+    _esm = script("Words", "Canvas", "Make", "Player", module=compact(HERE / "serving_film.js"))
     _css = style("Player", "ServingFilm")
     film = T.Dict().tag(sync=True)
 

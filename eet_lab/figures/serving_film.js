@@ -64,14 +64,9 @@ function tell(lane, now) {
 }
 
 function drawLane(lane, now, span, scale, colors, style) {
-  const { canvas } = lane, ratio = window.devicePixelRatio || 1;
-  const width = canvas.clientWidth, height = canvas.clientHeight;
+  const { canvas } = lane, pen = canvas.getContext("2d"), { width, height } = fitCanvas(canvas, pen, style);
   if (!width || !height) return;
-  if (canvas.width !== Math.round(width * ratio)) canvas.width = Math.round(width * ratio);
-  if (canvas.height !== Math.round(height * ratio)) canvas.height = Math.round(height * ratio);
-  const pen = canvas.getContext("2d"), from = Math.max(0, now - span), W = width - HEIGHT.left - HEIGHT.right;
-  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-  pen.clearRect(0, 0, width, height);
+  const from = Math.max(0, now - span), W = width - HEIGHT.left - HEIGHT.right;
   const px = (ms) => HEIGHT.left + ((ms - from) / span) * W, floor = HEIGHT.boxes, low = HEIGHT.boxes + HEIGHT.gap + HEIGHT.queue;
   const ink = style.getPropertyValue("--eet-dim") || "#777", line = style.getPropertyValue("--eet-line") || "#ccc";
   pen.font = "10px " + (style.getPropertyValue("--jp-ui-font-family") || "sans-serif");

@@ -87,13 +87,9 @@ function render({ model, el }) {
 
   function draw() {
     waiting = false;
-    const width = canvas.clientWidth, height = canvas.clientHeight, ratio = window.devicePixelRatio || 1;
+    const style = getComputedStyle(el), { width, height } = fitCanvas(canvas, pen, style);
     if (!width || !height) return; // not in view, or between two themes: it is drawn when it has a size again
-    if (canvas.width !== Math.round(width * ratio)) canvas.width = Math.round(width * ratio);
-    if (canvas.height !== Math.round(height * ratio)) canvas.height = Math.round(height * ratio);
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.clearRect(0, 0, width, height);
-    const style = getComputedStyle(el), ink = style.getPropertyValue("--eet-dim") || "#777", grid = style.getPropertyValue("--eet-line") || "#ccc";
+    const ink = style.getPropertyValue("--eet-dim") || "#777", grid = style.getPropertyValue("--eet-line") || "#ccc";
     const series = model.get("series");
     const shown = lines.filter((l) => l.x.length);
     lines.forEach((l, i) => { values[i](l.y[l.y.length - 1]); });

@@ -43,7 +43,7 @@ TOP, BOTTOM = 24, 62
 LONGEST_LINE = 72
 ONE_EACH = "One step of each, and no measure of the difference: how long steps take is in Latency."
 SLOWED = 1.05
-"""The least ratio of a step under the profiler to one without it that the headline tells."""
+"""The least ratio of a step under the profiler to one without it that the axis and the caption tell."""
 
 
 def timeline_figure(timelines: Timelines, height: int, own_width: bool = False) -> go.Figure:
@@ -70,10 +70,11 @@ def timeline_figure(timelines: Timelines, height: int, own_width: bool = False) 
         )  # fmt: skip
         fig.update_xaxes(row=row, col=1, range=[0, timeline.step_us if own_width else longest])
     clock = "each over the whole width" if own_width else "both on the same clock"
+    watched = " under the profiler" if _slowed(timelines) else ""
     fig.update_xaxes(zeroline=False, tickformat=theme.DIGITS, minallowed=0, tickfont={"size": 10})
     fig.update_xaxes(
         row=2, col=1, matches=None if own_width else "x",
-        title={"text": f"microseconds, {clock}", "font": {"size": 11}, "standoff": 2},
+        title={"text": f"microseconds{watched}, {clock}", "font": {"size": 11}, "standoff": 2},
     )  # fmt: skip
     theme.legend_once(fig).update_yaxes(tickfont={"size": 10})
     fig.update_annotations(x=0, xanchor="left", font={"size": 11})
@@ -94,9 +95,13 @@ def short_caption(timelines: Timelines) -> str:
         said = f"One training step: {rows}, {of.num_columns:,} tokens; by {of.source}."
     else:
         said = f"One decode step: {rows}, {of.num_columns:,} columns of KV cache; by {of.source}."
-    if any(each.step_us > SLOWED * each.unprofiled_us for each in timelines):
+    if _slowed(timelines):
         said += f" While watched: {' and '.join(ms_words(each.step_us / 1e3) for each in timelines)}."
     return said
+
+
+def _slowed(timelines: Timelines) -> bool:
+    return any(each.step_us > SLOWED * each.unprofiled_us for each in timelines)
 
 
 def headline(timeline: Timeline) -> str:

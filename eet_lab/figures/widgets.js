@@ -58,6 +58,19 @@ function renderFigureKeeper({ el }) {
   return () => { watch.disconnect(); clearTimeout(timer); cancelAnimationFrame(frame); };
 }
 
+/* Canvas: */
+// Clears a canvas that has as many pixels as the screen shows, and gives its width and height in the units of what is drawn:
+// CSS pixels at the page's own type size, so that numbers on an axis and all around them grow with the words (--eet-scale).
+function fitCanvas(canvas, pen, style) {
+  const ratio = window.devicePixelRatio || 1, unit = +style.getPropertyValue("--eet-scale") || 1;
+  for (const [side, length] of [["width", canvas.clientWidth], ["height", canvas.clientHeight]])
+    if (canvas[side] !== Math.round(length * ratio)) canvas[side] = Math.round(length * ratio);
+  const width = canvas.clientWidth / unit, height = canvas.clientHeight / unit;
+  pen.setTransform(ratio * unit, 0, 0, ratio * unit, 0, 0);
+  pen.clearRect(0, 0, width, height);
+  return { width, height };
+}
+
 /* Make: */
 function make(tag, className, text) {
   const node = document.createElement(tag);

@@ -255,6 +255,7 @@ class Controller:
     def _submit(self, name: str, work: Work) -> None:
         self.status.forgive()
         self.busy, self.stopping, self._job_name = True, False, name
+        self.status.text = f"{name.replace('_', ' ')}…"
         self.status.clock.start()
         self.engine.submit(name, work)
 
@@ -263,8 +264,6 @@ class Controller:
     def hear(self, event: e.Event) -> None:
         """Take in one event."""
         match event:
-            case e.Started(name):
-                self.status.text = f"{name.replace('_', ' ')}…"
             case e.Progress(done, total, text):
                 self.status.text = text or self.status.text
                 self.status.clock.progress(done, total)

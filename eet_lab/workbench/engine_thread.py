@@ -25,13 +25,6 @@ PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True)
-class Started:
-    """A job has begun."""
-
-    name: str
-
-
-@dataclass(frozen=True)
 class Progress:
     """`done` of `total` steps of the present phase; `text` says what it is doing."""
 
@@ -88,7 +81,7 @@ class Finished:
     seconds: float
 
 
-Event: TypeAlias = Started | Progress | Named | Phase | Stepped | Kept | Partial | Finished
+Event: TypeAlias = Progress | Named | Phase | Stepped | Kept | Partial | Finished
 
 
 class Feed:
@@ -195,7 +188,6 @@ class EngineThread:
         while (job := self._jobs.get()) is not None:
             name, work = job
             start = time.perf_counter()
-            self.events.put(Started(name))
             value, error = None, None
             try:
                 value = work(self.feed, self.cancel)
