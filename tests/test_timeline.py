@@ -298,6 +298,7 @@ def test_both_are_on_one_clock_or_each_has_its_width_and_lanes_do_not_zoom(recor
     assert fig.layout.xaxis.range == fig.layout.xaxis2.range == (0, longest) and fig.layout.xaxis2.matches == "x"
     assert [axis.range[1] for axis in (own.layout.xaxis, own.layout.xaxis2)] == [each.step_us for each in recorded]
     assert own.layout.xaxis2.matches is None and "whole width" in own.layout.xaxis2.title.text
+    assert "under the profiler" in fig.layout.xaxis2.title.text, "which took longer than the milliseconds above it"
     assert fig.layout.yaxis.fixedrange and fig.layout.yaxis2.fixedrange
     assert list(fig.layout.yaxis.ticktext) == ["host", "device", "busy"]
     bars = [trace for trace in fig.data if trace.type == "bar" and trace.hoverinfo != "skip"]

@@ -142,8 +142,9 @@ PLACES = (".eet-figure-box .js-plotly-plot", ".eet-strip-canvas", ".jp-OutputAre
 
 
 def test_figures_keep_their_size_pixels_and_colors(figures: Lab, page: Any) -> None:
-    """In any window, then in another theme and on another screen: one kernel draws them for all."""
+    """In any window, then in larger type, in another theme and on another screen: one kernel draws them for all."""
     keep_their_size_and_pixels(figures, page)
+    grow_with_the_type(figures, page)
     follow_the_theme_and_the_screen(page)
 
 
@@ -184,6 +185,35 @@ def keep_their_size_and_pixels(figures: Lab, page: Any) -> None:
     settled(page, fits)
     page.set_viewport_size({"width": 1440, "height": 1600})
     settled(page, fits)
+
+
+def grow_with_the_type(figures: Lab, page: Any) -> None:
+    before = {which: shot(page, which) for which in PLACES}
+    high = "(all) => all.map((e) => e.getBoundingClientRect().height)"
+    words = ".eet-figure-box .gtitle, .eet-figure-box .ytick text"
+    normal = page.eval_on_selector_all(words, high)
+    page.add_style_tag(content=".eet-large { --eet-scale: 1.5; }")
+    page.evaluate("() => document.querySelector('.eet-bench').classList.add('eet-large')")
+    box, held = ".eet-figure-box .js-plotly-plot", ".eet-figure-box .eet-figure"
+    page.wait_for_function(
+        f"() => {{ const place = (e) => document.querySelector(e).getBoundingClientRect();"
+        f" const a = place('{box} .main-svg'), b = place('{held}');"
+        " return Math.abs(b.height - 390) < 2 && Math.abs(a.height - 390) < 3 && Math.abs(a.width - b.width) < 4; }"
+    )
+    larger = page.eval_on_selector_all(words, high)
+    assert all(abs(now / was - 1.5) < 0.1 for now, was in zip(larger, normal, strict=True))
+    assert page.evaluate(DIFFERING, [before[".eet-strip-canvas"], shot(page, ".eet-strip-canvas")]) > 0.005
+    for bar in page.locator(f"{box} .barlayer .point").all()[:2]:  # what it says is of the bar under the pointer
+        place = bar.bounding_box()
+        page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+        page.wait_for_selector(f"{box} .hoverlayer .hovertext", timeout=10_000)
+        label = page.locator(f"{box} .hoverlayer .hovertext").first.bounding_box()
+        assert abs(label["y"] + label["height"] / 2 - place["y"] - place["height"] / 2) < 80
+        page.mouse.move(2, 2)
+    page.evaluate("() => document.querySelector('.eet-bench').classList.remove('eet-large')")
+    settled(page, fits)
+    for which in PLACES:
+        assert page.evaluate(DIFFERING, [before[which], shot(page, which)]) < 0.005, which
 
 
 def follow_the_theme_and_the_screen(page: Any) -> None:

@@ -188,7 +188,7 @@ def test_a_box_has_its_figures_height_and_plotly_follows_it() -> None:
     box, one, two = FigureBox(), theme.figure("one", height=260), theme.figure("two", height=420)
     box.show(one, two)
     places = [child for child in box.children if "eet-figure" in child._dom_classes]
-    assert [place.layout.height for place in places] == ["260px", "420px"]
+    assert [place.layout.height for place in places] == [f"calc({high}px * var(--eet-scale, 1))" for high in (260, 420)]
     drawn = [output["data"][PLOTLY] for output in box.outputs]
     assert [fig["layout"]["height"] for fig in drawn] == [260, 420]
     assert all(fig["config"]["responsive"] for fig in drawn)
