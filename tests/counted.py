@@ -7,7 +7,15 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+
+def tensors_in(given: Any) -> list[torch.Tensor]:
+    """The tensors of an operator's arguments or results. PyTorch's own `tree_leaves` would take most of the time."""
+    if isinstance(given, torch.Tensor):
+        return [given]
+    if isinstance(given, (list, tuple)):
+        return [tensor for each in given if each is not None for tensor in tensors_in(each)]
+    return []
 
 
 class Counted(TorchDispatchMode):
@@ -23,10 +31,11 @@ class Counted(TorchDispatchMode):
         self.peak_bytes = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {self._key(leaf) for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)}
-        result = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and self._key(leaf) not in before and leaf.device.type != "meta":
+        kwargs = kwargs or {}
+        before = {self._key(tensor) for tensor in tensors_in((args, *kwargs.values()))}
+        result = function(*args, **kwargs)
+        for leaf in tensors_in(result):
+            if self._key(leaf) not in before and leaf.device.type != "meta":
                 storage = leaf.untyped_storage()
                 self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
                 self._at_most += storage.nbytes()

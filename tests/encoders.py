@@ -94,6 +94,11 @@ def texts() -> list[Text]:
 
 def told(name: str, row: list[int], types: list[int] | None = None):
     """What transformers says of a text alone."""
+    return _told(name, tuple(row), None if types is None else tuple(types))
+
+
+@cache
+def _told(name: str, row: tuple[int, ...], types: tuple[int, ...] | None):
     types = {} if types is None else {"token_type_ids": torch.tensor([types])}
     with torch.no_grad():
         return theirs(name)(torch.tensor([row]), output_hidden_states=True, **types)

@@ -139,7 +139,8 @@ class Stopped(Exception):
 def test_replays_are_sound_whatever_came_between(decoder, layout):
     draw, total = random.Random(LAYOUTS.index(layout)), Counter()
     plain = Engine(decoder, Recipe.parse(layout).parts)
-    for planner in draw.sample(QUICK, 5):
+    own = LAYOUTS.index(layout)
+    for planner in (QUICK[(own * 3 + each) % len(QUICK)] for each in range(3)):  # each planner under two layouts
         kv = draw.choice(("static", "paged"))
         words = f"{layout},memory_reuse:planner={planner}:kv={kv}:release={draw.choice([*RELEASES])}"
         parts, counts = emulated(Recipe.parse(words.strip(",")).parts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from counted import Counted
@@ -33,16 +35,21 @@ def decoder():
     return weights.random_decoder(SMALL, 0, torch.device("cpu"), torch.float32)
 
 
+def needed(engine: Engine, prompts: list[list[int]], num_new: int) -> int:
+    """The bytes of a run, weights included; nobody looks for larger ones where nothing is free."""
+    return engine.forecast(prompts, Settings(num_new), 0).total_bytes
+
+
 @pytest.mark.parametrize("words", WORDS)
 def test_the_peak_is_foreseen_within_a_few_per_cent(decoder, words):
-    for lengths, num_new in (([120, 90, 31], 6), ([30], 50), ([64] * 6, 3)):
+    for lengths, num_new in (([120, 90, 31], 6), ([30], 20), ([64] * 6, 3)):
         engine, counted = Engine(decoder, Recipe.parse(words).parts), Counted()
-        told = engine.forecast(batch(0, lengths), Settings(num_new), 2**40)
+        told = engine.forecast(batch(0, lengths), Settings(num_new), 0)
         with counted:
             engine.generate(batch(0, lengths), Settings(num_new))
         assert abs(told.run_bytes / counted.peak_bytes - 1) < 0.08, (lengths, told, counted.peak_bytes)
         assert abs(told.total_bytes / (told.weight_bytes + counted.peak_bytes) - 1) < 0.04
-        assert told.weight_bytes == decoder.weight_bytes and told.fits
+        assert told.weight_bytes == decoder.weight_bytes and (told.fits, told.largest_batch) == (False, 0)
 
 
 @pytest.mark.parametrize("words", ["", "pre_padding,memory_reuse", "all,continuous_batching:rows=4"])
@@ -70,7 +77,7 @@ def test_the_largest_that_fits_fits_and_one_more_does_not(decoder, words):
     assert 0 < told.largest_batch < 200 and 0 < told.largest_context <= SMALL.context
 
     def fits(lengths: list[int], num_new: int = 10) -> bool:
-        return engine.forecast(batch(0, lengths), Settings(num_new), told.free_bytes).fits
+        return needed(engine, batch(0, lengths), num_new) <= told.free_bytes
 
     assert engine.forecast(batch(0, [9, 70]), settings, told.free_bytes) == told, "the order of prompts tells nothing"
     assert fits([[70, 9][i % 2] for i in range(told.largest_batch)])
@@ -108,10 +115,10 @@ def follow(told: Forecast, prompts: list[list[int]]) -> list[tuple[list[list[int
 def test_who_follows_the_advice_has_enough(decoder, words):
     """The batches that would fit run, and take no more than there is, but for what plain ops take for themselves."""
     prompts = batch(3, [300, 250, 120, 61, 30, 9])
-    engine, told = tight(decoder, Recipe.parse(words), prompts, Settings(60))
-    assert not told.fits and 0 < told.largest_batch < 6 and 2 < told.largest_context < 360
+    engine, told = tight(decoder, Recipe.parse(words), prompts, Settings(20))
+    assert not told.fits and 0 < told.largest_batch < 6 and 2 < told.largest_context < 320
     for rows, num_new in follow(told, prompts):
-        assert engine.forecast(rows, Settings(num_new), told.free_bytes).fits
+        assert needed(engine, rows, num_new) <= told.free_bytes
         with Counted() as counted:
             Engine(decoder, engine.parts).generate(rows, Settings(num_new))
         assert counted.peak_bytes <= 1.08 * (told.free_bytes - decoder.weight_bytes), (rows, num_new)
@@ -119,21 +126,21 @@ def test_who_follows_the_advice_has_enough(decoder, words):
 
 @pytest.mark.parametrize("name", [name for name, t in registry().items() if "generate" in t.stages])
 def test_the_advice_for_a_gpu_fits_by_its_own_count(name):
-    """For each technique with what it needs, and for all of them but it."""
-    xl = weights.random_decoder(PRESETS["gpt2-xl"], 0, torch.device("meta"), torch.float16)
+    """For each technique with what it needs, and for all of them but it; of GPT-2 XL's layers, a few."""
+    xl = weights.random_decoder(replace(PRESETS["gpt2-xl"], num_layers=8), 0, torch.device("meta"), torch.float16)
     prompts = [[0] * length for length in (900, 700, 700, 300, 20)]
     for words in (with_needs(name), f"all,-{name}"):
         engine, told = tight(xl, Recipe.parse(words, "cuda"), prompts, Settings(40))
         assert not told.fits and told.largest_batch and told.largest_context
         for rows, num_new in follow(told, prompts):
-            assert engine.forecast(rows, Settings(num_new), told.free_bytes).fits, (words, num_new)
+            assert needed(engine, rows, num_new) <= told.free_bytes, (words, num_new)
 
 
 @pytest.mark.parametrize("words", ["pre_padding", "pre_padding,memory_reuse"])
 def test_the_largest_context_does_not_depend_on_how_many_tokens_were_asked_for(decoder, words):
     """Who asks for too many is told how many there may be."""
     engine, prompts = Engine(decoder, Recipe.parse(words).parts), batch(0, [20, 9] * 16)
-    free = engine.forecast(prompts, Settings(40), 0).total_bytes
+    free = needed(engine, prompts, 40)
     told = [engine.forecast(prompts, Settings(num_new), free) for num_new in (1, 40, 41, 300)]
     assert [each.fits for each in told] == [True, True, False, False]
     assert {each.largest_context for each in told} == {60}
@@ -142,11 +149,11 @@ def test_the_largest_context_does_not_depend_on_how_many_tokens_were_asked_for(d
 
 def test_prompts_that_are_too_long_are_cut_short(decoder):
     engine, prompts = Engine(decoder, Recipe.parse("pre_padding,memory_reuse").parts), batch(0, [400] * 16)
-    free = engine.forecast(batch(0, [90] * 16), Settings(1), 0).total_bytes
+    free = needed(engine, batch(0, [90] * 16), 1)
     told = engine.forecast(prompts, Settings(20), free)
     assert not told.fits and told.largest_context == 91
     for length, fits in ((90, True), (91, False)):
-        assert engine.forecast(batch(0, [length] * 16), Settings(1), free).fits == fits
+        assert (needed(engine, batch(0, [length] * 16), 1) <= free) == fits
     none = engine.forecast(prompts, Settings(20), decoder.weight_bytes)
     assert none.largest_context == 0 and none.largest_batch == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import weakref
 from contextlib import nullcontext
@@ -14,11 +15,11 @@ import pytest
 import seq2seqs
 import test_vision
 import torch
+from counted import tensors_in
 from device_attention import by_device
 from test_trainer import FLAT
 from test_training import parts
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from eet_lab.errors import KernelError, TrainingError
 from eet_lab.models import load
@@ -45,21 +46,23 @@ class Recorder(TorchDispatchMode):
         assert func not in OF_THE_HOST, f"{func} cannot be captured"
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
-        self.calls.append((func, args, kwargs, made))
+        self.calls.append((func, args, kwargs, tensors_in(made)))
         return made
 
     @torch.no_grad()
     def replay(self) -> None:
         """The same operations on the same tensors; what one makes is written to where it was."""
         for func, args, kwargs, made in self.calls:
-            for old, new in zip(tree_leaves(made), tree_leaves(func(*args, **kwargs)), strict=True):
-                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+            for old, new in zip(made, tensors_in(func(*args, **kwargs)), strict=True):
+                if old.data_ptr() != new.data_ptr():
                     old.copy_(new)
 
 
 @pytest.fixture
 def recorded(monkeypatch):
     """Captures are recordings, which leave the trainers' tensors as they were."""
+    gc.collect()
+    gc.freeze()  # the collection before each capture goes through what the test makes
     trainers = []
 
     def capture(work, pool):
