@@ -210,13 +210,14 @@ class _Memory:
 
     def around(self, pointer: int, name: str) -> tuple[int, int]:
         """Where a pointer's tensor begins, and how many bytes it has."""
-        for _ in range(2):
+        for generation in (None, *range(3)):
+            if generation is not None:  # what is made on the way is young, what stays from call to call is not
+                for each in gc.get_objects(generation):
+                    if type(each) in (Tensor, Parameter):  # not fake ones, which have no memory
+                        self.add(each)
             for begin, size in self._ranges.items():
                 if begin <= pointer < begin + size:
                     return begin, size
-            for each in gc.get_objects():  # what stays from call to call, or is made on the way
-                if type(each) in (Tensor, Parameter):  # not fake ones, which have no memory
-                    self.add(each)
         raise LookupError(f"{name} points to no tensor.")
 
     def _visit(self, each: Any) -> None:
