@@ -6,7 +6,7 @@ import ctypes
 from math import ceil
 
 import pytest
-from host_code import compiled
+from host_code import compiled, in_namespaces
 
 from eet_lab.ops.cuda import choice, linear, plan
 from eet_lab.ops.cuda.launching import Limits
@@ -14,32 +14,22 @@ from linears import sources
 from linears.sources import GPUS
 
 
-def _library_of(source: str):
-    """A fixture: the check in a source."""
-
-    @pytest.fixture(scope="module")
-    def library(tmp_path_factory):
-        return compiled(tmp_path_factory.mktemp("plans"), source)
-
-    return library
-
-
-vector_library = _library_of(sources.VECTOR)
-register_library = _library_of(sources.REGISTER)
-linear_library = _library_of(sources.LINEAR)
-int8_library = _library_of(sources.INT8)
-wgmma_library = _library_of(sources.WGMMA)
+@pytest.fixture(scope="session")
+def checks(tmp_path_factory) -> ctypes.CDLL:
+    """Those of all kernels."""
+    return compiled(tmp_path_factory.mktemp("plans"), in_namespaces(sources.CHECKS))
 
 
 @pytest.fixture
-def accepts(request):
+def accepts(checks):
     """A function (kernel, product, numbers, grouped=False): whether its launcher takes this plan."""
 
     def ask(kernel: str, product: plan.Product, numbers, grouped: bool = False) -> bool:
-        library = request.getfixturevalue(f"{kernel.removesuffix('_linear')}_library")
         T, N, K, itemsize, blocks, normed, residual, gated = map(int, product)
         told = (ctypes.c_int * 8)(*numbers)
-        return bool(library.accepts(T, N, K, itemsize, blocks, normed, residual, gated, int(grouped), told))
+        return bool(
+            getattr(checks, f"accepts_{kernel}")(T, N, K, itemsize, blocks, normed, residual, gated, int(grouped), told)
+        )
 
     return ask
 

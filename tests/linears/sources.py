@@ -32,7 +32,7 @@ static int its(int T, int N, int K, int blocks, int norm, int residual, int gate
   return T <= few ? takes<4>(a, plan, chunk, bytes)
          : T <= 8 ? takes<8>(a, plan, chunk, bytes) : takes<16>(a, plan, chunk, bytes);
 }
-extern "C" int accepts SIGNATURE {
+extern "C" int accepts_KERNEL SIGNATURE {
   const int few = FEW;
   return itemsize == 2 ? its<__half>(T, N, K, blocks, norm, residual, gated, few, plan)
                        : its<float>(T, N, K, blocks, norm, residual, gated, few, plan);
@@ -50,13 +50,14 @@ LINEAR = (
     '#include "linear.cu"'
     + ARGS
     + "template <typename T> using Both = eet::TileArgs<T, T>;"
-    + filled(TILES, CHUNK_BYTES="64", CHUNK="32", FEW="4", ARGS="Both")
+    + filled(TILES, KERNEL="linear", CHUNK_BYTES="64", CHUNK="32", FEW="4", ARGS="Both")
 )
 INT8 = (
     '#include "int8_linear.cu"'
     + ARGS
     + filled(
         TILES,
+        KERNEL="int8_linear",
         CHUNK_BYTES="kInt8Chunk * int(sizeof(Number))",
         CHUNK="kInt8Chunk",
         FEW="grouped ? 0 : 3",
@@ -64,7 +65,7 @@ INT8 = (
     )
 )
 STEPS = """
-extern "C" int accepts SIGNATURE {
+extern "C" int accepts_KERNEL SIGNATURE {
   if (plan[0] < 1) return 0;
   auto a = made<ARGS<__half>>(T, N, K, norm, residual, gated, blocks);
   a.steps = eet::cut_inputs(K, plan[0]), a.tile = plan[1], a.stage_stride = plan[2];
@@ -72,7 +73,7 @@ extern "C" int accepts SIGNATURE {
   MORE
   return is_sane(a, plan[5]);
 }
-extern "C" void inputs_of(int K, int num_steps, int* found) {
+extern "C" void inputs_of_KERNEL(int K, int num_steps, int* found) {
   const eet::Steps steps = eet::cut_inputs(K, num_steps);
   for (int i = 0; i < num_steps; ++i) found[i] = steps.inputs(i, K);
 }
@@ -80,14 +81,19 @@ extern "C" void inputs_of(int K, int num_steps, int* found) {
 VECTOR = (
     '#include "vector_linear.cu"'
     + ARGS
-    + filled(STEPS, ARGS="VectorArgs", MORE="a.log_tokens = T > 2 ? 2 : T - 1, a.stride = plan[6];")
+    + filled(
+        STEPS, KERNEL="vector_linear", ARGS="VectorArgs", MORE="a.log_tokens = T > 2 ? 2 : T - 1, a.stride = plan[6];"
+    )
 )
-REGISTER = '#include "register_linear.cu"' + ARGS + filled(STEPS, ARGS="RegisterArgs", MORE="")
+REGISTER = (
+    '#include "register_linear.cu"' + ARGS + filled(STEPS, KERNEL="register_linear", ARGS="RegisterArgs", MORE="")
+)
 WGMMA = (
     '#include "wgmma_linear.cu"'
     + ARGS
-    + filled("""
-extern "C" int accepts SIGNATURE {
+    + filled(
+        """
+extern "C" int accepts_KERNEL SIGNATURE {
   if (!can_divide(N, K, plan[0], plan[1], plan[2])) return 0;
   auto a = made<WgmmaArgs<__half>>(T, N, K, 0, residual, 0, plan[0]);
   a.log_cluster = plan[1], a.tile = plan[2], a.num_stages = plan[3];
@@ -96,5 +102,9 @@ extern "C" int accepts SIGNATURE {
   return a.tile <= kTileRows ? (T <= 32 ? is_sane<32, 1>(a, bytes) : is_sane<64, 1>(a, bytes))
                              : (T <= 32 ? is_sane<32, 2>(a, bytes) : is_sane<64, 2>(a, bytes));
 }
-""")
+""",
+        KERNEL="wgmma_linear",
+    )
 )
+CHECKS = {"of_linear": LINEAR, "of_int8": INT8, "of_vector": VECTOR, "of_register": REGISTER, "of_wgmma": WGMMA}
+"""By namespace."""

@@ -39,7 +39,7 @@ def test_stages_cover_all_inputs_and_no_stage_is_empty(gpu):
     assert num_cut > 50
 
 
-def test_only_a_warps_last_chunk_may_lie_behind_the_end_of_a_step(vector_library):
+def test_only_a_warps_last_chunk_may_lie_behind_the_end_of_a_step(checks):
     """Chunk i of a warp is chunk 8 i + warp of a step: all but the last i are looked at without a question."""
     draw = random.Random(0)
     for K in (8, 64, 1000, 1600, 2056, 6408, 22528, 65_544, *(8 * draw.randint(1, 9000) for _ in range(500))):
@@ -47,7 +47,7 @@ def test_only_a_warps_last_chunk_may_lie_behind_the_end_of_a_step(vector_library
             if ceil(K / 32) > 64 * num_steps:
                 continue
             found = (ctypes.c_int * num_steps)()
-            vector_library.inputs_of(K, num_steps, found)
+            checks.inputs_of_vector_linear(K, num_steps, found)
             assert sum(found) == K and min(found) > 0, (K, num_steps, list(found))
             each = ceil(max(ceil(inputs / 32) for inputs in found) / 8)
             assert all(inputs >= (each - 1) * 8 * 32 for inputs in found), (K, num_steps, list(found))
