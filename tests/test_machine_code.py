@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from test_native import ALSO_FOR_80, SPILLS_ARE_ERRORS
+from test_native import MACHINE_CODE
 
 from eet_lab.ops import native
 
@@ -72,10 +72,10 @@ def early_arrivals(library: Path) -> tuple[int, list[str]]:
 
 @pytest.fixture(scope="module")
 def libraries() -> dict[str, Path]:
-    """All at once, and as `test_native` builds them too: flags that only warn or add code leave the rest as it is."""
+    """Machine code of all at once, as `test_native` has it made too: warnings and other code leave this as it is."""
     if not cuobjdump():
         pytest.skip("cuobjdump is not here: it comes with a whole CUDA toolkit, or with pip install '.[test]' on Linux")
-    return native.build(list(RINGS), arch="90a", extra_flags=ALSO_FOR_80 + SPILLS_ARE_ERRORS)
+    return native.build(list(RINGS), arch="90a", extra_flags=MACHINE_CODE)
 
 
 @pytest.mark.timeout(600)
