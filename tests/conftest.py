@@ -16,6 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import hypothesis
 import pytest
+from warm_kernels import warm_kernels
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel
@@ -57,6 +58,13 @@ def playwright() -> Iterator[Any]:
         pytest.skip("no Chromium here: apt-get install chromium, or set EET_CHROMIUM")
     with api.sync_playwright() as driver:
         yield driver
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory) -> Iterator[dict[str, str]]:
+    """The environment of a Jupyter program whose kernels start with what takes seconds to import."""
+    with warm_kernels(tmp_path_factory.mktemp("kernels")) as environment:
+        yield environment
 
 
 @pytest.fixture

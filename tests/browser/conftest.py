@@ -14,14 +14,14 @@ from browser.jupyter_pages import NOTEBOOKS, Lab, Server
 
 
 @pytest.fixture(scope="session")
-def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def lab_server(tmp_path_factory: pytest.TempPathFactory, kernels: dict[str, str]) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("notebooks")
     for path in NOTEBOOKS.glob("workbench.ipynb"):
         shutil.copy(path, root)
     app = ["jupyterlab", "--allow-root", "--ServerApp.ip=127.0.0.1", "--ServerApp.port_retries=0"]
     app += [f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True", "--LabApp.news_url="]
     app += ["--LabApp.extension_manager=readonly", "--ServerApp.terminals_enabled=False"]
-    server = Server(app, root, tmp_path_factory.mktemp("jupyter"), "/api/status")
+    server = Server(app, root, tmp_path_factory.mktemp("jupyter"), "/api/status", kernels)
     yield server
     server.close()
 

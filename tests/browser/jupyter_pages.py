@@ -22,7 +22,7 @@ CONFIG = NOTEBOOKS.parent / "eet_lab" / "lab" / "config"
 class Server:
     """A Jupyter server of the test's own, on a free port, with its own home."""
 
-    def __init__(self, app: list[str], root: Path, home: Path, ready: str) -> None:
+    def __init__(self, app: list[str], root: Path, home: Path, ready: str, kernels: dict[str, str]) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -31,7 +31,7 @@ class Server:
         folders = {f"JUPYTER_{name}_DIR": str(home / name) for name in ("CONFIG", "DATA", "RUNTIME")}
         env = {**os.environ, **folders, "HOME": str(home), "IPYTHONDIR": str(home / "ipython"), "OMP_NUM_THREADS": "1"}
         env["JUPYTER_CONFIG_PATH"] = str(CONFIG)  # as `eet-lab lab` has it
-        env |= {"JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"), "JUPYTER_TOKEN": self.token}
+        env |= kernels | {"JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"), "JUPYTER_TOKEN": self.token}
         command = [sys.executable, "-m", *app, "--no-browser", f"--port={self.port}"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, cwd=root, env=env, stdout=log, stderr=log, start_new_session=True)

@@ -73,21 +73,29 @@ def chromium(playwright: Any) -> Iterator[Any]:
     browser.close()
 
 
+@pytest.fixture(scope="module")
+def window(chromium: Any) -> Iterator[Any]:
+    """One page for all tests of a file: another takes as long to start as what is shown in it."""
+    page = chromium.new_page()
+    page.set_default_timeout(5000)
+    page.failures = []
+    page.on("pageerror", lambda error: page.failures.append(str(error)))
+    yield page
+    page.close()
+
+
 @pytest.fixture
-def opened(chromium: Any) -> Iterator[Open]:
-    """Opens a page with these states; at the end it must have met no error."""
-    pages, failures = [], []
+def opened(window: Any) -> Iterator[Open]:
+    """Opens a page with these states, in place of the one before; at the end it must have met no error."""
+    window.failures.clear()
 
     def opening(states: States, width: int = 1406, height: int = 786, theme: str = "light", large: bool = False) -> Any:
-        page = chromium.new_page(viewport={"width": width, "height": height})
-        pages.append(page)
-        page.set_default_timeout(5000)
-        page.on("pageerror", lambda error: failures.append(str(error)))
-        page.set_content(html(states, theme, large))
-        page.wait_for_selector("body[data-ready]")
-        return page
+        window.goto("about:blank")  # nothing that a test left in the window, nor where it was scrolled to
+        window.set_viewport_size({"width": width, "height": height})
+        window.mouse.move(0, 0)
+        window.set_content(html(states, theme, large))
+        window.wait_for_selector("body[data-ready]")
+        return window
 
     yield opening
-    for page in pages:
-        page.close()
-    assert failures == []
+    assert window.failures == []

@@ -321,13 +321,16 @@ def test_what_a_run_brings_comes_into_view(opened: Open, width: int, large: bool
 def test_axe_finds_nothing_serious(opened: Open, theme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     page = opened(page_states.empty(), theme=theme)
+    options = {"resultTypes": ["violations"]}
+    if theme == "dark":  # colors are all that is different there
+        options["runOnly"] = ["color-contrast"]
     for name in ("empty", "busy", "tabled", "gone"):
         if name == "gone":
             page.evaluate("gone()")
         else:
             show(page, page_states.ALL[name]())
         page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
-        found = axe.Axe().run(page).response["violations"]
+        found = axe.Axe().run(page, options=options).response["violations"]
         serious = [(v["id"], [n["html"] for n in v["nodes"]]) for v in found if v["impact"] in ("serious", "critical")]
         assert serious == [], name
 

@@ -1,0 +1,133 @@
+"""Kernels that begin with torch, plotly and EET Lab imported: forks of one process that has done it, 7 s sooner each.
+
+They are processes of their own, as any kernel is: nothing that one does is seen by another. As a program this file is
+either the process that forks (`serve`), or what a kernel spec calls (`kernel`): that one asks for a fork, and ends with
+it. What measures until it knows enough is content with the fewest rounds that tell an effect from noise, or with fewer
+where `ROUNDS` is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `kernel` has no time to import what it does not use
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ROUNDS = "EET_TEST_ROUNDS"
+"""A variable of a kernel's environment: how many rounds are timed, in place of so many that enough is known."""
+LONGEST = 1 << 20
+"""Bytes of a kernel's environment, at most."""
+
+
+@contextmanager
+def warm_kernels(folder: Path) -> Iterator[dict[str, str]]:
+    """While it lasts, Jupyter programs with these variables in their environment start such kernels as "python3"."""
+    door = folder / "door"
+    words = [sys.executable, "-I", "-S", __file__, "kernel", str(door), "-f", "{connection_file}"]
+    spec = {"argv": words, "display_name": "Python 3", "language": "python", "interrupt_mode": "message"}
+    home = folder / "kernels" / "python3"
+    home.mkdir(parents=True)
+    (home / "kernel.json").write_text(json.dumps(spec | {"metadata": {"debugger": True}}))
+    command = [sys.executable, __file__, "serve", str(door)]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert server.stdout.readline() == b"ready\n", "the process that forks kernels did not start"
+        yield {"JUPYTER_PATH": str(folder)}
+    finally:
+        server.stdin.close()  # which it takes as its end
+        server.wait(15)
+
+
+def serve(door: str) -> None:
+    """Fork a kernel for each connection, until stdin is closed."""
+    import gc
+    import importlib
+    import pkgutil
+    import signal
+
+    sys.path.pop(0)  # the folder of this file
+    import ipykernel.kernelapp  # noqa: F401
+    import ipywidgets  # noqa: F401
+
+    import eet_lab.lessons
+    import eet_lab.workbench
+
+    for module in pkgutil.iter_modules(eet_lab.lessons.__path__, "eet_lab.lessons."):
+        importlib.import_module(module.name)
+    signal.signal(signal.SIGCHLD, reap)
+    gc.collect()
+    gc.freeze()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(door)
+    listener.listen(16)
+    print("ready", flush=True)
+    while listener in select.select([listener, sys.stdin], [], [])[0]:
+        asked, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            begin(asked)
+        asked.close()
+
+
+def reap(*_: object) -> None:
+    """Kernels have ended; their processor time counts as that of the tests."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def begin(asked: socket.socket) -> None:
+    """Become the kernel that was asked for."""
+    import signal
+    import threading
+
+    data, files, _, _ = socket.recv_fds(asked, LONGEST, 3)
+    while not data.endswith(b"\n"):
+        data += asked.recv(LONGEST)
+    told = json.loads(data)
+    for number, each in enumerate(files):
+        os.dup2(each, number)
+        os.close(each)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.environ.clear()
+    os.environ.update(told["environ"])
+    os.environ["JPY_PARENT_PID"] = str(os.getppid())
+    os.chdir(told["folder"])
+    threading.Thread(target=end_with, args=(asked,), daemon=True).start()
+    from ipykernel.kernelapp import launch_new_instance
+
+    from eet_lab.bench import timing
+
+    timing.LEAST_PAIRS = timing.MOST_ROUNDS = int(os.environ.get(ROUNDS, timing.LEAST_PAIRS))
+    sys.argv = ["ipykernel_launcher", *told["words"]]
+    launch_new_instance()
+    os._exit(0)
+
+
+def end_with(asked: socket.socket) -> None:
+    """Who asked was killed, as by a restart of the kernel."""
+    asked.recv(1)
+    os._exit(1)
+
+
+def kernel(door: str, *words: str) -> None:
+    """Ask for a kernel, and live as long as it."""
+    told = {"environ": dict(os.environ), "folder": os.getcwd(), "words": words}
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(door)
+        data = json.dumps(told).encode() + b"\n"
+        sent = socket.send_fds(asking, [data], [0, 1, 2])
+        asking.sendall(data[sent:])
+        asking.recv(1)
+
+
+if __name__ == "__main__":
+    {"serve": serve, "kernel": kernel}[sys.argv[1]](*sys.argv[2:])
