@@ -99,7 +99,6 @@ def begin(asked: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(told["environ"])
-    os.environ["JPY_PARENT_PID"] = str(os.getppid())
     os.chdir(told["folder"])
     threading.Thread(target=end_with, args=(asked,), daemon=True).start()
     from ipykernel.kernelapp import launch_new_instance
@@ -107,7 +106,7 @@ def begin(asked: socket.socket) -> None:
     from eet_lab.bench import timing
 
     timing.LEAST_PAIRS = timing.MOST_ROUNDS = int(os.environ.get(ROUNDS, timing.LEAST_PAIRS))
-    sys.argv = ["ipykernel_launcher", *told["words"]]
+    sys.argv = ["ipykernel_launcher", *told["words"], f"--IPKernelApp.parent_handle={os.getppid()}"]
     launch_new_instance()
     os._exit(0)
 

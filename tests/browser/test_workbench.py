@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import TimeoutError as NotInTime
 from playwright.sync_api import expect
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 MAX_SAVED_BYTES = 300_000
 THREADS = ["eet-background", "eet-engine", "eet-sampler", "eet-ui"]
@@ -68,6 +68,13 @@ FILLS = """() => {
   const stage = document.querySelector('.eet-stage'), plot = stage.querySelector('.eet-figure .main-svg');
   return Math.abs(stage.clientHeight - 12 - plot.clientHeight) <= 2; }"""
 """The figure is as high as the stage without its margins."""
+PAUSED_BETWEEN = """() => {
+  const over = document.querySelectorAll('.eet-lane-over').length;
+  if (over > 1) throw new Error('the slow lane was over before the race could be paused');
+  const pause = [...document.querySelectorAll('.eet-race button')].find((each) => each.textContent === 'Pause');
+  if (over === 1) pause.click();
+  return over === 1; }"""
+"""Pauses the race once the fast lane is over: in the page, since on a busy machine a click from here comes too late."""
 TOP_LINES = """() => [...document.querySelectorAll('.eet-stream-body')].map((body) => {
   const line = parseFloat(getComputedStyle(body).lineHeight);
   return [body.scrollTop, body.scrollTop % line, line]; })"""
@@ -189,7 +196,7 @@ def test_choose_run_stop_compare_and_reload(bench: Any) -> None:
     ]  # fmt: skip
     sooner = headline.split("first token")[1].split("·")[0].strip(" :\n")
     assert sooner in tiles[0]
-    page.wait_for_selector(FIGURE, timeout=20_000)
+    page.wait_for_selector(FIGURE, timeout=60_000)
     assert place(page, ".eet-number")["y"] + place(page, ".eet-number")["height"] < 900, "in view without scrolling"
 
     # Reload, without saving: everything comes back from the kernel, and goes on.
@@ -198,9 +205,9 @@ def test_choose_run_stop_compare_and_reload(bench: Any) -> None:
     page.wait_for_timeout(500)
     page.reload()
     page.wait_for_selector(".eet-bar", timeout=60_000)
-    page.wait_for_function(f"() => +document.querySelector('.eet-strip')?.dataset.points >= {count}", timeout=20_000)
+    page.wait_for_function(f"() => +document.querySelector('.eet-strip')?.dataset.points >= {count}", timeout=60_000)
     assert page.locator(".eet-headline").inner_text() == headline
-    page.wait_for_selector(FIGURE, timeout=20_000)
+    page.wait_for_selector(FIGURE, timeout=60_000)
 
     # The keyboard does the same, and JupyterLab's own keys stay out of it.
     page.locator(".eet-headline").focus()
@@ -220,7 +227,7 @@ def test_kept_runs_outlive_the_cell_and_the_kernel(bench: Any) -> None:
     until_ready(page)
     rows = "document.querySelectorAll('.eet-runs-table tbody tr').length"
     kept = page.evaluate(rows)
-    with page.expect_download(timeout=20_000) as found:
+    with page.expect_download(timeout=60_000) as found:
         button(page, "Export…").click()
         button(page, "Export: JSON").click()
     assert found.value.suggested_filename.endswith("-run.json")
@@ -231,18 +238,18 @@ def test_kept_runs_outlive_the_cell_and_the_kernel(bench: Any) -> None:
     until_ready(page)
     assert thread_names(bench) == THREADS, "the first workbench is closed"
     assert page.locator(".eet-bar").count() == 1
-    page.wait_for_function(f"() => {rows} === {kept}", timeout=20_000)
+    page.wait_for_function(f"() => {rows} === {kept}", timeout=60_000)
 
     # A restart of the kernel: one line says what to do, what is shown stays, and the cell brings the runs back.
     page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
-    page.get_by_text("The kernel was restarted").wait_for(timeout=20_000)
+    page.get_by_text("The kernel was restarted").wait_for(timeout=60_000)
     assert page.evaluate(rows) == kept
     page.wait_for_timeout(1500)
     bench.run_all()
     page.wait_for_timeout(500)
     page.get_by_text("The kernel was restarted").wait_for(state="detached", timeout=60_000)
     until_ready(page)
-    page.wait_for_function(f"() => {rows} === {kept}", timeout=20_000)
+    page.wait_for_function(f"() => {rows} === {kept}", timeout=60_000)
     assert 0 <= place(page, ".eet-bar")["y"] < 900, "in view"
     bench.execute("import eet_lab; eet_lab.Workbench._opened.close()")
     assert thread_names(bench) == []
@@ -257,15 +264,14 @@ def test_the_recorded_h200_races_and_a_technique_from_a_cell_appears(bench: Any)
 
 def races_on_one_clock(page: Any) -> None:
     button(page, "Watch GPT-2 XL on a recorded H200").click()
-    page.wait_for_function("() => document.querySelector('.eet-race')?.dataset.playing === 'true'", timeout=20_000)
-    page.wait_for_function("() => document.querySelectorAll('.eet-lane-over').length === 1", timeout=20_000)
+    page.wait_for_function("() => document.querySelector('.eet-race')?.dataset.playing === 'true'", timeout=60_000)
+    page.wait_for_function(PAUSED_BETWEEN, timeout=60_000)
+    page.wait_for_selector('.eet-race[data-playing="false"]')
     slow, fast = page.locator(".eet-lane").all()
     assert "✓" in fast.inner_text() and "✓" not in slow.inner_text(), "the slow lane is still on its way"
     expect(page.locator(".eet-bar")).to_contain_text("kept run")
     switch = page.get_by_role("switch", name="CUDA graphs")  # its own switches
     expect(switch).to_have_attribute("aria-checked", "true")
-    button(page, "Pause").click()
-    page.wait_for_selector('.eet-race[data-playing="false"]')
     now = float(page.locator(".eet-race").get_attribute("data-now"))
     page.wait_for_timeout(300)
     assert float(page.locator(".eet-race").get_attribute("data-now")) == now
@@ -281,7 +287,7 @@ def races_on_one_clock(page: Any) -> None:
 
     # Its timeline was recorded with it, and fills the stage. In larger type and narrow windows charts keep their words.
     tab(page, "Timeline")
-    page.wait_for_selector(f"{FIGURE} .barlayer .trace", timeout=20_000)
+    page.wait_for_selector(f"{FIGURE} .barlayer .trace", timeout=60_000)
     button(page, "own width").click()
     page.wait_for_function(f"() => document.querySelector('{FIGURE} .x2title')?.textContent.includes('whole width')")
     page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
@@ -308,7 +314,7 @@ def small_even_with_widget_state(bench: Any) -> None:
     until_busy(page)
     until_ready(page, 200)
     tab(page, "Where memory lay")
-    page.wait_for_selector(f"{FIGURE} .barlayer .trace", timeout=20_000)
+    page.wait_for_selector(f"{FIGURE} .barlayer .trace", timeout=60_000)
 
     # JupyterLab's "scroll output", which one click beside the page would set and a notebook keeps, leaves it whole.
     assert not page.locator(".jp-OutputArea-promptOverlay").first.is_visible()
@@ -330,7 +336,7 @@ def small_even_with_widget_state(bench: Any) -> None:
 
 def foreseen_before_a_run_and_drawn_after_it(page: Any) -> None:
     inputs = page.locator(".eet-inputs")
-    page.wait_for_function("() => document.querySelector('.eet-inputs').innerText.includes('Run fits')", timeout=20_000)
+    page.wait_for_function("() => document.querySelector('.eet-inputs').innerText.includes('Run fits')", timeout=60_000)
     summary(page, "Memory").click()
     assert "Compare fits too" in inputs.inner_text()
     summary(page, "Generation").click()
@@ -342,20 +348,20 @@ def foreseen_before_a_run_and_drawn_after_it(page: Any) -> None:
 
     tab(page, "Where memory lay")
     strip = page.locator(FIGURE).first
-    strip.locator(".barlayer .bars .point").first.wait_for(timeout=20_000)
+    strip.locator(".barlayer .bars .point").first.wait_for(timeout=60_000)
     title = strip.locator(".gtitle").text_content()
     assert "which is the lower bound" in title
 
     # Another planner, another pass: the strip follows.
     planner = page.get_by_label("Placed by", exact=True)
     listed = "() => document.querySelectorAll('.eet-answer select')[2]?.options.length > 3"
-    page.wait_for_function(listed, timeout=20_000)
+    page.wait_for_function(listed, timeout=60_000)
     planner.select_option("no_reuse")
-    page.wait_for_function(changed("gtitle"), arg=title, timeout=20_000)
+    page.wait_for_function(changed("gtitle"), arg=title, timeout=60_000)
     title = strip.locator(".gtitle").text_content()
     assert "× the lower bound" in title
     page.get_by_label("Pass", exact=True).select_option("decode")
-    page.wait_for_function(changed("gtitle"), arg=title, timeout=20_000)
+    page.wait_for_function(changed("gtitle"), arg=title, timeout=60_000)
 
     # Hovering over a rectangle names the tensor.
     assert "from address" in hovered(page, strip)
