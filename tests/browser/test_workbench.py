@@ -210,8 +210,9 @@ def test_choose_run_stop_compare_and_reload(bench: Any) -> None:
     page.wait_for_selector(FIGURE, timeout=60_000)
 
     # The keyboard does the same, and JupyterLab's own keys stay out of it.
+    until_ready(page)
     page.locator(".eet-headline").focus()
-    page.keyboard.press("r")
+    page.keyboard.press("c")  # a run of 24 tokens may be over before it is seen
     until_busy(page)
     page.keyboard.press("Escape")
     until_ready(page, 20)
