@@ -66,7 +66,7 @@ CUT_CHARTS = """() => [...document.querySelectorAll('.eet-strip')].filter((e) =>
 """Names and values that do not fit into their chart, and charts that they leave no room."""
 FILLS = """() => {
   const stage = document.querySelector('.eet-stage'), plot = stage.querySelector('.eet-figure .main-svg');
-  return Math.abs(stage.clientHeight - 12 - plot.clientHeight) <= 2; }"""
+  return Math.abs(stage.clientHeight - 12 - plot.getBoundingClientRect().height) <= 2; }"""
 """The figure is as high as the stage without its margins."""
 PAUSED_BETWEEN = """() => {
   const over = document.querySelectorAll('.eet-lane-over').length;
