@@ -18,7 +18,8 @@ BEHIND = re.compile(r"(?<=[;{},()\]])\s+// [^\"'`]*$")
 def compact(*paths: Path) -> str:
     """Scripts or styles, one after the other, without indentation and comments.
 
-    They stand in each saved notebook with a widget's state. Styles have no comments, nor spaces beside their marks.
+    They stand in each saved notebook with a widget's state. Styles have no comments, nor lines, nor spaces beside their
+    marks.
     """
     return "\n".join(_compact(path.read_text(encoding="utf-8"), path.suffix) for path in paths)
 
@@ -40,15 +41,16 @@ def _sections(kind: str, names: Sequence[str]) -> str:
 
 
 def _compact(text: str, kind: str) -> str:
-    small = _small_style(text) if kind == ".css" else text
-    lines = (line.strip() if kind == ".css" else BEHIND.sub("", line.strip()) for line in small.splitlines())
+    if kind == ".css":
+        return _small_style(text)
+    lines = (BEHIND.sub("", line.strip()) for line in text.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
 def _small_style(text: str) -> str:
     """The same style without comments and needless spaces; one before a colon stays, where a selector may need it."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    return re.sub(r" *([{};]) *|(?<=:) +", r"\1", text).replace(";}", "}")
+    return re.sub(r"\s*([{};])\s*|(?<=:) +", r"\1", text).replace(";}", "}").strip()
 
 
 class BaseScript(anywidget.AnyWidget):

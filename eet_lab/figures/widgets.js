@@ -24,15 +24,11 @@ let drawing;
 
 async function load(model) {
   const base = await model.widget_manager.get_model(model.get("base").replace("IPY_MODEL_", ""));
-  const file = new Blob([base.get("source"), model.get("source")], { type: "text/javascript" });
-  const url = URL.createObjectURL(file);
+  const url = URL.createObjectURL(new Blob([base.get("source"), model.get("source")], { type: "text/javascript" }));
   return import(url).finally(() => URL.revokeObjectURL(url));
 }
 
-async function renderShared(context) {
-  drawing ||= load(context.model);
-  return (await drawing).default.render(context);
-}
+const renderShared = async (context) => (await (drawing ||= load(context.model))).default.render(context);
 
 /* FigureKeeper: */
 // Stands unseen in a FigureBox and fires the window's resize event when the box gets another size, or is shown again.
@@ -61,11 +57,13 @@ function renderFigureKeeper({ el }) {
 /* Canvas: */
 // Clears a canvas that has as many pixels as the screen shows, and gives its width and height in the units of what is drawn:
 // CSS pixels at the page's own type size, so that numbers on an axis and all around them grow with the words (--eet-scale).
+// It gives neither while the canvas is hidden.
 function fitCanvas(canvas, pen, style) {
   const ratio = window.devicePixelRatio || 1, unit = +style.getPropertyValue("--eet-scale") || 1;
+  const width = canvas.clientWidth / unit, height = canvas.clientHeight / unit;
+  if (!width || !height) return {};
   for (const [side, length] of [["width", canvas.clientWidth], ["height", canvas.clientHeight]])
     if (canvas[side] !== Math.round(length * ratio)) canvas[side] = Math.round(length * ratio);
-  const width = canvas.clientWidth / unit, height = canvas.clientHeight / unit;
   pen.setTransform(ratio * unit, 0, 0, ratio * unit, 0, 0);
   pen.clearRect(0, 0, width, height);
   return { width, height };
