@@ -35,6 +35,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files whose tests take long come first, or one worker would end with them while the other has nothing to do."""
+    long = ("tests/browser/", "tests/workbench/", "tests/test_native.py", "tests/test_notebooks.py")
+    items.sort(key=lambda item: not item.nodeid.startswith(long))
+
+
 def make_gpt2(**changes) -> GPT2LMHeadModel:
     """A GPT-2 whose weights are large enough that its arg-max is not a coin toss."""
     import torch
