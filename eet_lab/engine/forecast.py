@@ -202,7 +202,8 @@ class Forecaster:
         """
         num_new = self._settings.max_new_tokens if num_new is None else num_new
         memory = self._parts.memory()
-        key = (*lengths, num_new, outline and memory.has_arena)
+        outline = outline and memory.has_arena
+        key = (*lengths, num_new, outline)
         if key not in self._peaks:
             self._peaks[key] = self._peak(memory, lengths, num_new, outline)
         return self._peaks[key]
@@ -211,7 +212,7 @@ class Forecaster:
         settings = replace(self._settings, max_new_tokens=num_new)
         shape = self._tracer.request(lengths, settings)
         passes, max_kv, found = shape.passes, shape.max_kv, list[Peak]()
-        if outline and memory.has_arena:
+        if outline:
             passes = {name: traced_pass.outlines() for name, traced_pass in passes.items()}
         memory.plan(passes, like=self._tracer.model.token_embedding)
         longest, asked = Request((0,) * max(lengths), num_new), settings.logprobs is not None
