@@ -95,16 +95,22 @@ def test_a_piece_takes_the_place_of_the_cross_entropy(loss, tiny):
     assert {*calls} == {"loss"}
 
 
-def test_a_heads_products_are_summed_in_fp32_and_its_words_are_a_multiple_of_many():
+@pytest.mark.parametrize("num_words", [23, ALIGNED_ROWS, ALIGNED_ROWS + 23])
+def test_a_heads_products_are_summed_in_fp32_and_its_words_are_a_multiple_of_many(num_words):
     torch.manual_seed(0)
-    weight, bias = torch.randn(23, 8, dtype=torch.bfloat16), torch.randn(23, dtype=torch.bfloat16)
+    weight, bias = torch.randn(num_words, 8, dtype=torch.bfloat16), torch.randn(num_words, dtype=torch.bfloat16)
     other = weight.clone().requires_grad_()
     layer = Linear(weight.requires_grad_(), bias.requires_grad_())
     product, x = Summed([weight], torch.float32), torch.randn(40, 8, dtype=torch.bfloat16, requires_grad=True)
-    outer = torch.randn(40, 23).bfloat16()
+    outer = torch.randn(40, num_words).bfloat16()
+    aligned = product.aligned[id(weight)]
+    storages = [each.untyped_storage().data_ptr() for each in (aligned.weight, weight)]
+    assert storages[0] == storages[1] and len(aligned.rest) <= ALIGNED_ROWS, "no copy of the whole"
+    rows = len(aligned.total)
+    assert num_words <= rows < num_words + ALIGNED_ROWS and not rows % ALIGNED_ROWS
     for some, its in zip(x.split(10), outer.split(10), strict=True):
         y = product(some, layer)
-        assert y.stride() == (ALIGNED_ROWS, 1) and torch.equal(y, reference.linear(some, layer, empty=autograd))
+        assert y.stride() == (rows, 1) and torch.equal(y, reference.linear(some, layer, empty=autograd))
         if some.data_ptr() == x.data_ptr():  # as the loss does
             with torch.no_grad():
                 y.detach().copy_(its)

@@ -5,7 +5,6 @@ N tokens, C channels, V words.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -25,60 +24,83 @@ ADDS_IN_FP32 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
 class Summed:
     """The reference's `linear`, but that gradients of these weights are added to sums, and are then None.
 
-    It multiplies copies of the weights with rows of zeros below, up to a multiple of `ALIGNED_ROWS`. `sums` are in
-    `dtype`.
+    Outputs have columns of zeros behind them, and sums rows, up to a multiple of `ALIGNED_ROWS`. `sums` are in `dtype`.
     """
 
     def __init__(self, weights: Sequence[Tensor], dtype: torch.dtype) -> None:
-        whole = {id(weight): _Whole.of(weight, dtype) for weight in weights if weight.ndim == 2}
-        self.whole = whole
+        self.aligned = {id(weight): _Aligned.of(weight, dtype) for weight in weights if weight.ndim == 2}
         self.sums = [
-            whole[id(weight)].total[: len(weight)] if id(weight) in whole else torch.zeros_like(weight, dtype=dtype)
+            self.aligned[id(weight)].total[: len(weight)]
+            if id(weight) in self.aligned
+            else torch.zeros_like(weight, dtype=dtype)
             for weight in weights
         ]
 
     def __call__(self, x: Tensor, w: Linear, *, empty: Empty = autograd) -> Tensor:
-        whole = self.whole.get(id(w.weight))
-        if whole is None or w.scale is not None:
+        aligned = self.aligned.get(id(w.weight))
+        if aligned is None or w.scale is not None:
             return reference.linear(x, w, empty=empty)
-        return _Summed.apply(x, w.weight, w.bias, whole)
+        return _Summed.apply(x, w.weight, w.bias, aligned)
 
 
-class _Whole(NamedTuple):
-    """A weight, and the sum of its gradients, with rows for words that there are not."""
+class _Aligned(NamedTuple):
+    """A weight in two parts, and the sum of its gradients, with rows for words that there are not."""
 
     weight: Tensor
+    """All words but the last ones: a multiple of `ALIGNED_ROWS`. It is no copy."""
+    rest: Tensor
+    """The last words and rows of zeros, `ALIGNED_ROWS` in all; without rows where none are left."""
     total: Tensor
 
     @classmethod
-    def of(cls, weight: Tensor, dtype: torch.dtype) -> _Whole:
+    def of(cls, weight: Tensor, dtype: torch.dtype) -> _Aligned:
+        """Both parts."""
         (V, C), weight = weight.shape, weight.detach()
-        rows = math.ceil(V / ALIGNED_ROWS) * ALIGNED_ROWS
-        padded = weight if rows == V else functional.pad(weight, (0, 0, 0, rows - V))
-        return cls(padded, weight.new_zeros(rows, C, dtype=dtype))
+        num_rest = V % ALIGNED_ROWS
+        rest = functional.pad(weight[V - num_rest :], (0, 0, 0, -num_rest % ALIGNED_ROWS))
+        return cls(weight[: V - num_rest], rest, weight.new_zeros(V - num_rest + len(rest), C, dtype=dtype))
+
+    def logits(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """[N,C] -> [N,V and columns of zeros]."""
+        out = x.new_empty(len(x), len(self.total))
+        begin, num_rest = len(self.weight), len(self.rest)
+        for part, columns in zip((self.weight, self.rest), out.split((begin, num_rest), 1), strict=True):
+            if not len(part):
+                continue
+            if bias is None:
+                torch.mm(x, part.t(), out=columns)
+            else:
+                some = bias[:begin] if part is self.weight else bias[begin:]
+                torch.addmm(functional.pad(some, (0, len(part) - len(some))), x, part.t(), out=columns)
+        return out
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        """That of the states: [N,V and columns of zeros] -> [N,C]. The small part is rounded first."""
+        of_weight, of_rest = grad.split((len(self.weight), len(self.rest)), 1)
+        if not len(self.rest):
+            return of_weight @ self.weight
+        return torch.addmm(of_rest @ self.rest, of_weight, self.weight)
 
 
 class _Summed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, whole: _Whole) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, aligned: _Aligned) -> Tensor:
         ctx.save_for_backward(x)
-        V, rows = len(weight), len(whole.weight)
-        padded = bias if bias is None or rows == V else functional.pad(bias, (0, rows - V))
         # Not saved for backward: the gradient may stand there by then. What is returned is no view, which PyTorch would
         # not let anybody write over.
-        ctx.whole, ctx.out = whole, reference.linear(x, Linear(whole.weight, padded), empty=autograd)
-        return x.new_empty(0).set_(ctx.out.untyped_storage(), 0, (len(x), V), (rows, 1))
+        ctx.aligned, ctx.out = aligned, aligned.logits(x, bias)
+        return x.new_empty(0).set_(ctx.out.untyped_storage(), 0, (len(x), len(weight)), (ctx.out.shape[1], 1))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        (x,), (grad,), whole, out = ctx.saved_tensors, outer, ctx.whole, ctx.out
+        (x,), (grad,), aligned, out = ctx.saved_tensors, outer, ctx.aligned, ctx.out
         if (grad.data_ptr(), *grad.stride()) == (out.data_ptr(), *out.stride()):
-            grad = out  # below the words that there are, logits are 0, and so is what they add
+            grad = out  # behind the words that there are, logits are 0, and so is what they add
         elif missing := out.shape[1] - grad.shape[1]:
             grad = functional.pad(grad, (0, missing))
-        add_product(whole.total, grad.t(), x)
-        of_x = grad @ whole.weight if ctx.needs_input_grad[0] else None
+        add_product(aligned.total, grad.t(), x)
+        of_x = aligned.gradient(grad) if ctx.needs_input_grad[0] else None
         return of_x, None, outer[0].sum(0) if ctx.needs_input_grad[2] else None, None
 
 
