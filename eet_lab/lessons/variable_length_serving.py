@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import inf
 from typing import ClassVar
 
 import numpy as np
@@ -18,7 +17,7 @@ from eet_lab.lessons.show import Shown, noted, table, there
 from eet_lab.scheduling.choices import one_by_one_rate
 from eet_lab.scheduling.cost import Costs, CostTable, EncoderCost
 from eet_lab.scheduling.cost_files import load_cost
-from eet_lab.scheduling.dynamic_program import FIGURE_8, FIGURE_8_LENGTHS, cheapest
+from eet_lab.scheduling.dynamic_program import FIGURE_8, FIGURE_8_LENGTHS, cheapest, figure_8_costs
 from eet_lab.scheduling.policies import (
     ContinuousBatching,
     DynamicProgram,
@@ -150,7 +149,7 @@ def figure_8() -> Shown:
     """TurboTransformers' own example: five requests one by one, and as its dynamic program cuts them."""
     order = sorted(range(len(FIGURE_8_LENGTHS)), key=FIGURE_8_LENGTHS.__getitem__)
     lengths = [FIGURE_8_LENGTHS[place] for place in order]
-    best = cheapest(lengths, lambda length, rows: FIGURE_8.get((length, rows), inf), len(lengths))
+    best = cheapest(lengths, figure_8_costs, len(lengths))
     cut = sorted((sorted(order[begin:end]) for begin, end in best.slices), key=min)
     groups = {"one by one": [[place] for place in range(len(order))], "dynamic program": cut}
     runs = {name: _played(of) for name, of in groups.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
 
 from msgspec import Meta
 
@@ -18,6 +18,9 @@ from eet_lab.scheduling.grid import Axis, Grid
 from eet_lab.scheduling.request import Row
 from eet_lab.scheduling.whole import check_whole
 from eet_lab.words import visible
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MOST_AHEAD = 64
 
@@ -30,8 +33,11 @@ Times3 = Annotated[tuple[Times2, ...], Meta(max_length=10_000)]
 class Costs(Protocol):
     """What a batching policy asks of a cost table, before it knows how a pass will be laid out."""
 
-    def padded(self, length: int, rows: int) -> float:
-        """Milliseconds of a pass that reads so many requests, padded to such a length. CostError beyond the table."""
+    def padded_up_to(self, length: int, rows: int) -> np.ndarray:
+        """Milliseconds [rows] of passes that read 1, 2, ... and so many requests, padded to such a length.
+
+        CostError beyond the table.
+        """
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class EncoderCost:
         return Grid(axes, self.times, f"the table of {visible(self.source.model)}")
 
     @cached_property
-    def _seen(self) -> dict[tuple[int, int], float]:
+    def _of_length(self) -> dict[int, np.ndarray]:
         return {}
 
     @property
@@ -100,10 +106,16 @@ class EncoderCost:
         return self.grid.at(length, batch)
 
     def padded(self, length: int, rows: int) -> float:
-        found = self._seen.get((length, rows))
+        """Milliseconds of a pass that reads so many texts, padded to such a length. CostError beyond the table."""
+        return float(self.padded_up_to(length, rows)[-1])
+
+    def padded_up_to(self, length: int, rows: int) -> np.ndarray:
+        found = self._of_length.get(length)
         if found is None:
-            found = self._seen[length, rows] = self.at(length, rows)
-        return found
+            found = self._of_length[length] = self.grid.line(length)
+        if rows > len(found):
+            self.at(length, rows)  # which tells what is beyond
+        return found[:rows]
 
     def packed(self, lengths: Sequence[int]) -> float:
         """Milliseconds of a pass that reads such texts end to end.
@@ -192,8 +204,10 @@ class DecoderCost:
         """Milliseconds of a pass; CostError beyond what was measured."""
         return self.grid.at(tokens - rows, rows, kv)
 
-    def padded(self, length: int, rows: int) -> float:
-        return self.at(length * rows, rows, 0)
+    def padded_up_to(self, length: int, rows: int) -> np.ndarray:
+        import numpy as np
+
+        return np.array([self.at(length * each, each, 0) for each in range(1, rows + 1)])
 
     def pass_ms(self, size: PassSize) -> float:
         """Milliseconds of a pass that a scheduler has planned."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import add
-from typing import NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Partition(NamedTuple):
@@ -14,30 +17,33 @@ class Partition(NamedTuple):
     cost_ms: float
 
 
-def cheapest(lengths: Sequence[int], cost: Callable[[int, int], float], most_rows: int) -> Partition:
+def cheapest(
+    lengths: Sequence[int], costs: Callable[[int, int], np.ndarray | Sequence[float]], most_rows: int
+) -> Partition:
     """The cheapest partition of requests of such lengths, which must not fall, into batches of at most `most_rows`.
 
-    `cost(length, batch)` is the time of a batch that is padded to `length`; it must be finite for some batch that ends
-    with each request, such as itself alone. best[i] = min over k of best[i - k] + cost(lengths[i - 1], k). With sorted
-    lengths some optimal partition is contiguous, if cost never falls with the length. N requests take
-    N min(N, most_rows) additions. Source: Fang et al., TurboTransformers (PPoPP 2021).
+    `costs(length, rows)` are the times of batches of 1, 2, ... and so many requests, padded to `length`; one must be
+    finite for some batch that ends with each request, such as itself alone. best[i] = min over k of best[i - k] + the
+    time of k requests padded to lengths[i - 1]. With sorted lengths some optimal partition is contiguous, if no time
+    falls with the length. N requests take N min(N, most_rows) additions, so many at a time.
+    Source: Fang et al., TurboTransformers (PPoPP 2021).
     """
-    best, sizes = [0.0], [0]
-    costs_of: dict[int, list[float]] = {}
+    import numpy as np  # not above: policies are chosen where no numbers are computed
+
+    best, sizes = np.zeros(len(lengths) + 1), [0]
+    rows = min(len(lengths), most_rows)
+    times = {length: np.asarray(costs(length, rows))[::-1] for length in dict.fromkeys(lengths)}  # the most rows first
     for number, length in enumerate(lengths, 1):
-        most = min(number, most_rows)
-        costs = costs_of.get(length)  # of most_rows, ..., 2, 1 requests
-        if costs is None:
-            costs = costs_of[length] = [cost(length, rows) for rows in range(min(len(lengths), most_rows), 0, -1)]
-        totals = list(map(add, best[number - most :], costs[len(costs) - most :]))
-        least = min(totals)
-        best.append(least)
-        sizes.append(most - totals.index(least))
+        most = min(number, rows)
+        totals = best[number - most : number] + times[length][rows - most :]
+        least = int(totals.argmin())
+        best[number] = totals[least]
+        sizes.append(most - least)
     slices, end = list[tuple[int, int]](), len(lengths)
     while end:
         slices.append((end - sizes[end], end))
         end -= sizes[end]
-    return Partition(tuple(reversed(slices)), best[-1])
+    return Partition(tuple(reversed(slices)), float(best[-1]))
 
 
 FIGURE_8 = {
@@ -55,3 +61,8 @@ Five requests of 52, 17, 63, 18 and 77 tokens take 20.62 ms one by one, and 15.2
 are 48.5 and 65.6 rounds a second, or 242 and 328 requests; the figure's caption counts rounds and says responses.
 """
 FIGURE_8_LENGTHS = (52, 17, 63, 18, 77)
+
+
+def figure_8_costs(length: int, rows: int) -> list[float]:
+    """The figure's times of 1, 2, ... and so many requests; what it does not show is infinite."""
+    return [FIGURE_8.get((length, each), inf) for each in range(1, rows + 1)]

@@ -6,11 +6,14 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise, product
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eet_lab.errors import CostError
 from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.words import brief, told
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MOST_NODES = 1_000_000
 
@@ -60,6 +63,13 @@ class Grid:
             ]
         values = self._values
         return sum(values[at] * share for at, share in corners)
+
+    def line(self, *point: float) -> np.ndarray:
+        """The values where the last axis has 1, 2, ... up to its last node, and the others are at a point."""
+        import numpy as np
+
+        nodes = self.axes[-1].nodes
+        return np.interp(np.arange(1, nodes[-1] + 1), nodes, [self.at(*point, node) for node in nodes])
 
     def _refuse(self, axis: Axis, place: float) -> None:
         raise CostError(
