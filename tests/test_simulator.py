@@ -179,6 +179,19 @@ def test_who_comes_waits_for_the_passes_that_the_device_was_given():
         replace(table, ahead=-1)
 
 
+def test_the_host_launches_the_next_pass_while_the_device_computes():
+    """What has ended is read when the host has launched another; a pass of a slow host ends no sooner than that."""
+    traffic, policy = traffic_of((0, 4, 4)), ContinuousBatching(max_rows=4, budget=64, chunk=64)
+    table = replace(decoder_cost(lambda extra, rows, kv: 10.0), ahead=2)
+    for host, begin, first, last in ((4.0, [0, 10, 20, 30], 12, 40), (15.0, [0, 15, 30, 45], 15, 60)):
+        of_host = decoder_cost(lambda extra, rows, kv, host=host: host).times
+        served = simulate_traffic(traffic, policy, replace(table, host=of_host))
+        assert served.passes.begin_ms.tolist() == begin
+        assert served.first_ms.tolist() == [first] and served.last_ms.tolist() == [last]
+    with pytest.raises(CostError, match="times along its"):
+        replace(table, host=of_host[:1])
+
+
 def test_pages_that_run_out_make_the_newest_give_way():
     traffic = traffic_of(*[(0, 30, 30)] * 4)
     ledger = PageLedger(num_pages=1 + 12, page=16, num_slots=4)

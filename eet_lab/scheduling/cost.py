@@ -163,8 +163,12 @@ class DecoderCost:
     `extras`, which the first axis counts, are the tokens beyond one for each row, and begin with 0 and 1: nothing is
     interpolated from a decode step to the others. `times[i][j][k]` is the time for `extras[i]`, `rows[j]` and `kv[k]`.
     It holds for the slots of the engine that was measured: idle ones are computed too. What earlier chunks of a long
-    prompt add to the attention of a later one is left out. `ahead` is how many passes its device is given before the
-    host has read the first of them: a request waits for those, too.
+    prompt add to the attention of a later one is left out.
+
+    On a GPU these are the times of the device alone, and `host` has those for which the host lays a pass out and
+    launches it, in the same places: a pass ends when both are done, and the host goes on to the next one at once.
+    `ahead` is how many passes the device is given before the host has read the first of them: a request waits for
+    those, too. Without `host`, as on a CPU, `times` have it all.
     """
 
     kind: ClassVar[str] = "decoder"
@@ -175,15 +179,24 @@ class DecoderCost:
     times: Times3
     source: Provenance
     ahead: int = 0
+    host: Times3 = ()
 
     def __post_init__(self) -> None:
         _check(self)
         check_whole(CostError, "ahead", self.ahead, 0, MOST_AHEAD)
+        self._host_grid  # noqa: B018
 
     @cached_property
     def grid(self) -> Grid:
+        return self._grid_of(self.times)
+
+    @cached_property
+    def _host_grid(self) -> Grid | None:
+        return self._grid_of(self.host) if self.host else None
+
+    def _grid_of(self, times: Times3) -> Grid:
         axes = Axis("prompt tokens beyond one a row", self.extras), Axis("rows", self.rows), Axis("columns", self.kv)
-        return Grid(axes, self.times, f"the table of {visible(self.source.model)}")
+        return Grid(axes, times, f"the table of {visible(self.source.model)}")
 
     @property
     def most_rows(self) -> int:
@@ -211,8 +224,16 @@ class DecoderCost:
 
     def pass_ms(self, size: PassSize) -> float:
         """Milliseconds of a pass that a scheduler has planned."""
-        tokens = size.prompt_tokens + size.decoded + size.pads
-        return self.grid.at(tokens - size.rows, size.rows, size.columns / size.decoded if size.decoded else 0)
+        return self.grid.at(*_point(size))
+
+    def host_ms(self, size: PassSize) -> float:
+        """Those of the host, beside which the device computes; 0 where they are in `pass_ms`."""
+        return self._host_grid.at(*_point(size)) if self._host_grid is not None else 0.0
+
+
+def _point(size: PassSize) -> tuple[float, float, float]:
+    tokens = size.prompt_tokens + size.decoded + size.pads
+    return tokens - size.rows, size.rows, size.columns / size.decoded if size.decoded else 0
 
 
 CostTable = EncoderCost | DecoderCost

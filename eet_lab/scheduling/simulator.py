@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import cache
 from math import inf, isnan
+from typing import NamedTuple
 
 from eet_lab.errors import CostError, ScheduleError
 from eet_lab.progress import Cancel, Progress
@@ -36,9 +37,9 @@ def simulate_traffic(
 ) -> Served:
     """Serve the traffic by the policy, until all are done; each pass takes what the cost table says.
 
-    `ledger` is the KV cache of a policy that joins; None: each slot has room for the longest request. Tokens come to
-    the host at once. Errors: CostError for passes beyond the table; ScheduleError for a policy that is not for such a
-    model, or never serves a request; PromptError for one that fits no cache; Cancelled.
+    `ledger` is the KV cache of a policy that joins; None: each slot has room for the longest request. Errors: CostError
+    for passes beyond the table; ScheduleError for a policy that is not for such a model, or never serves a request;
+    PromptError for one that fits no cache; Cancelled.
     """
     check_fits(traffic, policy, cost)
     if ledger is not None and not (policy.joins and isinstance(cost, DecoderCost)):
@@ -95,10 +96,11 @@ def _generate_groups(queue: Queue, policy: Policy, cost: DecoderCost, record: Re
 def _join(queue: Queue, policy: Policy, cost: DecoderCost, record: Record, ledger: Ledger) -> int:
     """A decoder whose requests join while others run; how many gave way for others.
 
-    The host plans a pass once it has read the one that is `cost.ahead` before the last.
+    The host is busy for `cost.host_ms` with a pass, and then reads those that have ended. It plans the next one once it
+    has read the one that is `cost.ahead` before the last.
     """
     scheduler = Scheduler(policy.schedule, ledger, MOST)
-    generating, ends = _Generating(scheduler, cost, record), deque[float]()
+    generating, ahead = _Generating(scheduler, cost, record), deque[_Launched]()
     while True:
         queue.admit()
         plan = policy.next(queue.waiting, queue.now_ms, cost) if queue.waiting else Plan[Queued]([])
@@ -106,16 +108,28 @@ def _join(queue: Queue, policy: Policy, cost: DecoderCost, record: Record, ledge
             queue.take(group)
             generating.add(group)
         if not scheduler.idle:
-            ends.append(generating.step(max(queue.now_ms, ends[-1]) if ends else queue.now_ms))
-            if len(ends) > cost.ahead:
-                queue.now_ms = max(queue.now_ms, ends.popleft())
-        elif ends:
-            queue.now_ms = max(queue.now_ms, ends.pop())
-            ends.clear()
+            launched = generating.launched(queue.now_ms, ahead[-1].end_ms if ahead else 0.0)
+            ahead.append(launched)
+            queue.now_ms = launched.host_ms
+            if len(ahead) > cost.ahead:
+                queue.now_ms = max(queue.now_ms, ahead[0].end_ms)
+        elif ahead:
+            queue.now_ms = max(queue.now_ms, ahead[-1].end_ms)
         elif queue.waiting or queue.next_ms < inf:
             queue.wait(plan, policy)
         else:
             return scheduler.num_preempted
+        while ahead and ahead[0].end_ms <= queue.now_ms:
+            generating.read(ahead.popleft(), queue.now_ms)
+
+
+class _Launched(NamedTuple):
+    """A pass: when the host was done with it, when it ends, and who gets a first or a last token from it."""
+
+    host_ms: float
+    end_ms: float
+    first: tuple[int, ...]
+    last: tuple[int, ...]
 
 
 class _Generating:
@@ -132,23 +146,37 @@ class _Generating:
             self._number_of[request] = number
 
     def step(self, now_ms: float) -> float:
-        """One pass; returns when it ends."""
+        """One pass, after which the host reads what it has made; returns when it ends."""
+        launched = self.launched(now_ms, 0.0)
+        self.read(launched, launched.end_ms)
+        return launched.end_ms
+
+    def launched(self, now_ms: float, before_ms: float) -> _Launched:
+        """One pass that the host begins now, while the device computes others until `before_ms`."""
         rows, record, number_of = self.scheduler.next(), self._record, self._number_of
         size = PassSize.of(rows)
-        end_ms = now_ms + self._cost.pass_ms(size)
+        host_ms, begin_ms = now_ms + self._cost.host_ms(size), max(now_ms, before_ms)
+        end_ms = max(begin_ms + self._cost.pass_ms(size), host_ms)
+        first = []
         for request, _, start, count, tells in rows:
             # One that is read again, since it gave way, had a start before.
             if start == request.cached and isnan(record.start[number_of[request]]):
-                record.start[number_of[request]] = now_ms
+                record.start[number_of[request]] = begin_ms
             if tells:
                 request.generated.append(0)
                 if start + count == len(request.prompt):
-                    record.first[number_of[request]] = end_ms
-        for request in self.scheduler.advance(rows):
-            record.last[number_of.pop(request)] = end_ms
-            record.done += 1
-        record.add(now_ms, end_ms, len(rows), size.prompt_tokens, size.decoded, size.pads)
-        return end_ms
+                    first.append(number_of[request])
+        last = tuple(number_of.pop(request) for request in self.scheduler.advance(rows))
+        record.add(begin_ms, end_ms, len(rows), size.prompt_tokens, size.decoded, size.pads)
+        return _Launched(host_ms, end_ms, tuple(first), last)
+
+    def read(self, launched: _Launched, now_ms: float) -> None:
+        """What a pass has made is on the host now."""
+        for number in launched.first:
+            self._record.first[number] = now_ms
+        for number in launched.last:
+            self._record.last[number] = now_ms
+        self._record.done += len(launched.last)
 
 
 @cache

@@ -7,7 +7,7 @@ R rows, K columns of the KV cache that a row sees.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -40,6 +40,8 @@ DECODE_STEPS = 8
 """Decode steps that are timed together: an engine's host runs ahead of its GPU by some."""
 JOINING_STEPS = 3
 """Passes that are timed together on a GPU where others join in each: while one runs, the host lays out the next."""
+SLEPT, CYCLES = 1.5, 2_000_000
+"""How long a device waits, in times of what the host took, and its cycles of a millisecond at the most."""
 
 
 def _powers(first: int, factor: int, most: int) -> tuple[int, ...]:
@@ -52,10 +54,14 @@ def _powers(first: int, factor: int, most: int) -> tuple[int, ...]:
 
 
 class Timed(NamedTuple):
-    """A pass that was timed, and whether other programs kept the processor from it meanwhile."""
+    """A pass that was timed, and whether other programs kept the processor from it meanwhile.
+
+    `host_ms` are those in which the host launched it, where a device computes beside it, and `ms` the device's; else 0.
+    """
 
     ms: float
     was_disturbed: bool
+    host_ms: float = 0.0
 
 
 def _median_of(run: Callable[[], Timed], repeats: int, cancel: Cancel | None, warm_up: int = 1) -> Timed:
@@ -66,7 +72,8 @@ def _median_of(run: Callable[[], Timed], repeats: int, cancel: Cancel | None, wa
         found.append(run())
     found = found[warm_up:]
     quiet = [timed for timed in found if not timed.was_disturbed]
-    return Timed(median(timed.ms for timed in quiet or found), not quiet)
+    ms, host_ms = (median(times) for times in zip(*((each.ms, each.host_ms) for each in quiet or found), strict=True))
+    return Timed(ms, not quiet, host_ms)
 
 
 def _noted(source: Provenance, times: Iterable[Timed]) -> Provenance:
@@ -129,7 +136,7 @@ def measured_decoder(
     progress: Progress | None,
     cancel: Cancel | None,
 ) -> DecoderCost:
-    """Passes of an engine over random tokens, each between two moments at which its device has nothing to do."""
+    """Passes of an engine over random tokens."""
     extras, rows, columns = axes
     filler = [[[1.0] * len(columns)] * len(rows)] * len(extras)
     DecoderCost(extras, rows, columns, filler, source)  # type: ignore[arg-type]  # which checks the axes
@@ -150,10 +157,14 @@ def measured_decoder(
         engine.reserve(slots, max(columns[-1], min(chunk, extras[-1] + 1) + 1 - new), Settings(new))
         bench = _Decoding(engine, budget, num_timed, Settings(new), repeats, cancel)
         times = bench.measured(mixes, Tally(len(set(mixes)), progress))
-    found = iter([times[mix].ms for mix in mixes])
-    table = tuple(tuple(tuple(next(found) for _ in columns) for _ in rows) for _ in extras)
-    ahead = passes_ahead(torch.device(model.device))
-    return DecoderCost(extras, rows, columns, table, _noted(source, times.values()), ahead)
+
+    def table(found: Iterator[float]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        return tuple(tuple(tuple(next(found) for _ in columns) for _ in rows) for _ in extras)
+
+    on_device, source = table(times[mix].ms for mix in mixes), _noted(source, times.values())
+    if not (ahead := passes_ahead(torch.device(model.device))):
+        return DecoderCost(extras, rows, columns, on_device, source)
+    return DecoderCost(extras, rows, columns, on_device, source, ahead, table(times[mix].host_ms for mix in mixes))
 
 
 def _mix(extra: int, rows: int, columns: int, slots: int, budget: int, chunk: int) -> Mix:
@@ -177,7 +188,7 @@ class _Decoding:
     ) -> None:
         self._engine, self._budget, self._num_timed = engine, budget, num_timed
         self._settings, self._repeats, self._cancel = settings, repeats, cancel
-        self._draw = random.Random(0)
+        self._draw, self._host_ms = random.Random(0), 0.0
 
     def measured(self, mixes: Iterable[Mix], tally: Tally) -> dict[Mix, Timed]:
         """The median ms of each. Those with the same rows that decode come together, so that these are read once."""
@@ -227,8 +238,6 @@ class _Decoding:
 
     def _timed(self, joining: Sequence[Sequence[list[int]]]) -> Timed:
         """One of so many steps, in each of which such prompts join."""
-        device = self._engine.model.device
-        wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
 
         def add(prompts: Sequence[list[int]]) -> None:
             for prompt in prompts:
@@ -238,12 +247,27 @@ class _Decoding:
             for following in (*joining[1:], []):
                 self._engine.step()
                 add(following)
-            wait()
 
         add(joining[0])
-        wait()
+        if self._engine.model.device.type == "cuda":
+            return self._apart(work, len(joining))
         took = on_host(work)
-        return Timed(took.seconds * 1e3 / len(joining), device.type == "cpu" and took.was_disturbed)
+        return Timed(took.seconds * 1e3 / len(joining), took.was_disturbed)
+
+    def _apart(self, work: Callable[[], None], num_steps: int) -> Timed:
+        """One of the steps: the device's time, and the host's.
+
+        The device is kept waiting until the host, by its last run, has launched all: so it never waits between them.
+        """
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        torch.cuda._sleep(round(self._host_ms * SLEPT * CYCLES))  # as PyTorch's own tests do
+        begin.record()
+        took = on_host(work)
+        end.record()
+        torch.cuda.synchronize()
+        self._host_ms = took.seconds * 1e3
+        return Timed(begin.elapsed_time(end) / num_steps, False, self._host_ms / num_steps)
 
 
 def encoder_axes(model: Model) -> tuple[tuple[int, ...], ...]:
