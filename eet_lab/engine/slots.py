@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 COLUMNS = 1024
 """The columns of a slot, where nothing says how long requests will be."""
 
-COLUMN_STEP = 256
-"""Mixed passes are traced with their columns of the cache rounded up to a multiple of this: few shapes come up."""
-
-TOKEN_STEP = 64
-"""The same of their tokens, where these are more: only below it do ops choose by how many there are."""
+FEW_TOKENS = 64
+"""Up to so many tokens ops choose by how many there are. Passes of more ask for the same things, none for more than the
+largest one."""
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -285,14 +283,17 @@ class Slots:
         return Batch(ids, positions, owner, columns, last, first, count, keys, *batch[8:])
 
     def _plan(self, batch: Batch) -> None:
-        """Memory for a pass of such a size; that of a batch is planned before it begins."""
+        """Memory for a pass of such a size; that of a batch is planned before it begins.
+
+        There is room for the largest one, so one of its kind, whatever it reads, needs no trace of its own.
+        """
         if self.is_batch:
             return
         engine, T = self._engine, len(batch.rows)
-        max_kv = min(_rounded(batch.max_kv, COLUMN_STEP), self.capacity)
-        T = T if T <= TOKEN_STEP else min(_rounded(T, TOKEN_STEP), self.schedule.most_tokens(self.capacity))
+        if T > FEW_TOKENS:
+            T = self.schedule.most_tokens(self.capacity)
         generation = engine.memory.generation
-        passes = engine.tracer.mixed(self.schedule, self.capacity, self._choices, T, max_kv)
+        passes = engine.tracer.mixed(self.schedule, self.capacity, self._choices, T, self.capacity)
         engine.memory.plan(passes, like=engine.model.token_embedding)  # it recurs, so it is no setup
         if engine.memory.generation != generation:
             self._launches = {}
@@ -325,8 +326,3 @@ class Slots:
             if request.done:
                 del self._unfinished[request]
         return found
-
-
-def _rounded(number: int, step: int) -> int:
-    """Up to a multiple."""
-    return -(-number // step) * step

@@ -10,7 +10,7 @@ from torch import Tensor
 from eet_lab.memory import PLANNERS, DriverCalls, Lifetime, Plan, live_bytes
 from eet_lab.parts.trace import TracedPass
 
-REMEMBERED = 64
+REMEMBERED = 128
 """Shapes whose lifetimes are kept, so that passes seen lately need no second trace."""
 
 

@@ -21,7 +21,7 @@ from eet_lab.bench.workloads import FIRST_TOKEN
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.slots import TOKEN_STEP
+from eet_lab.engine.slots import FEW_TOKENS
 from eet_lab.engine.tasks import MEAN
 from eet_lab.errors import ScheduleError
 from eet_lab.models import Model
@@ -40,8 +40,8 @@ from eet_lab.technique import Recipe
 
 LOOK_S = 0.1
 """How often what goes on is told, and the longest sleep between two looks at Stop."""
-FEW_TOKENS = 4
-"""New tokens of each request that warms up."""
+FEW_NEW_TOKENS = 4
+"""New tokens of the request that warms up the decode steps."""
 FEW_TEXTS = 4
 """Texts that warm an encoder up."""
 SAMPLES, DRAWN = 6, 64
@@ -203,15 +203,14 @@ def _serve_decoder(model: Model, traffic: Traffic, policy: BasePolicy, table: Co
         longest = int((traffic.lengths + traffic.new_tokens).max())
         engine.reserve(slots, longest - new, Settings(new))
         clock.say("warming up")
-        _warm_up(engine, prompts, min(FEW_TOKENS, new), clock.cancel)
+        _warm_up(engine, prompts, min(FEW_NEW_TOKENS, new), clock.cancel)
         _Joining(engine, prompts, clock).serve(policy, table)
 
 
 def _warm_up(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int, cancel: Cancel | None) -> None:
-    """Have the passes placed that come up: an engine traces a pass of another number of tokens when it first comes."""
+    """Have the passes placed that come up: an engine traces one of few tokens when it first comes."""
     longest = max(prompts, key=len)
-    few = [longest[:length] for length in (*range(1, TOKEN_STEP), *range(TOKEN_STEP, len(longest) + 1, TOKEN_STEP))]
-    for prompt in (*(each for each in dict.fromkeys(map(tuple, few))), tuple(longest)):
+    for prompt in (*(longest[:length] for length in range(1, min(FEW_TOKENS + 1, len(longest)))), longest):
         request = engine.add(list(prompt), Settings(new_tokens if len(prompt) == len(longest) else 1))
         while not request.done:  # a step may tell nothing before the last
             engine.step()
