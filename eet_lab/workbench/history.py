@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +28,7 @@ from eet_lab.errors import EETError, ResultError, first_line
 from eet_lab.paths import PACKAGE, results_dir, write_whole
 from eet_lab.words import visible
 from eet_lab.workbench import export
-from eet_lab.workbench.rows import KINDS, Entry, KeptRun, Result, Sidecar, Stamp, Summary
+from eet_lab.workbench.rows import KINDS, Entry, KeptRun, Result, Sidecar, Stamp, Summary, file_stem
 
 FOLDER = results_dir()
 SHIPPED = PACKAGE / "recorded"
@@ -186,7 +185,8 @@ class History:
 
     def exported(self, result: Result, beside: Mapping[str, Any], format: str, id: str = "") -> tuple[str, bytes]:
         """A result as a file, whether it is kept or not."""
-        stem = self._file_stem(id) or id.removeprefix(RECORDED) or _stem(result)
+        summary = Summary.of(result)
+        stem = self._file_stem(id) or file_stem(f"{summary.kind} {summary.name}", summary.date)
         if format == "json":
             return f"{stem}.json", self._with_words(id, result.to_json(**_encoded(beside)).encode())
         ending, content = export.content(result, beside, format)
@@ -292,8 +292,8 @@ class History:
         return _free(self.folder, stem)
 
     def _file_stem(self, id: str) -> str:
-        """The user's name of a run as that of a file; "" where there is none."""
-        return re.sub(r"[^\w-]+", "-", self._sidecar.entries().get(id, Entry()).name).strip("-")
+        """A listed run's name as that of a file; "" of one that is not listed, or cannot be read."""
+        return next((file_stem(row.name, row.date) for row in self.rows() if row.id == id and not row.problem), "")
 
     def _with_words(self, id: str, content: bytes) -> bytes:
         """A result's file with the user's own name and note of it."""

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, get_type_hints
+from unicodedata import normalize
 
 from eet_lab import codec
 from eet_lab.bench import Comparison, Ladder, Measurement, Run
@@ -107,13 +109,25 @@ class KeptRun(Summary):
         return f"{self.name}, {when}" if (when := to_the_second(self.date)) else self.name
 
 
-def to_the_second(date: str) -> str:
-    """`14:32:05` of today, else `2026-11-23 14:32:05`: local time, of an ISO date; "" of what is none."""
+def to_the_second(date: str, whole: bool = False) -> str:
+    """`14:32:05` of today, else or `whole` `2026-11-23 14:32:05`: local time, of an ISO date; "" of what is none."""
     try:
         then = datetime.fromisoformat(date).astimezone()
     except (ValueError, OverflowError):
         return ""
-    return f"{then:%H:%M:%S}" if then.date() == datetime.now().astimezone().date() else f"{then:%Y-%m-%d %H:%M:%S}"
+    today = then.date() == datetime.now().astimezone().date()
+    return f"{then:%H:%M:%S}" if today and not whole else f"{then:%Y-%m-%d %H:%M:%S}"
+
+
+MOST_NAME_BYTES = 120
+"""Of a file's name, which systems limit to 255 bytes with its date and ending."""
+
+
+def file_stem(name: str, date: str) -> str:
+    """How a run's file is called on any system: `Compare-3-2026-11-26`. A bare name may be one of Windows' own."""
+    words = re.sub(r"[^\w-]+", "-", normalize("NFC", name)).strip("-")
+    words = words.encode()[:MOST_NAME_BYTES].decode(errors="ignore")
+    return f"{words or 'run'}-{to_the_second(date, whole=True)[:10] or 'undated'}"
 
 
 def end(result: Result) -> Measurement | None:

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from eet_lab.paths import write_whole
 from eet_lab.workbench import Workbench, history, rows
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.history import BATCH, UNREAD, History
-from eet_lab.workbench.rows import LOCK, SIDECAR, locked
+from eet_lab.workbench.rows import LOCK, SIDECAR, KeptRun, locked
 from eet_lab.workbench.views.runs import runs_state
 from workbench.driving import do, errors, full, own, read_all, shown
 
@@ -31,6 +32,18 @@ DAMAGED = [
 ]
 
 
+NAMES = {
+    "": "Compare-1", "../mine: the best/": "mine-the-best", 'a<b>|"c"?*\\d.': "a-b-c-d", "...": "run", "con": "con",
+    "größer als 論文": "größer-als-論文", "é" * 79: "é" * 60, "論" * 79: "論" * 40,
+}  # fmt: skip
+"""What a run is called, and how the name of its file begins: on any system, in one folder, of at most 120 bytes."""
+
+
+def day(row: KeptRun) -> str:
+    """That of the measurement, which the name of an exported file ends with."""
+    return str(datetime.fromisoformat(row.date).astimezone().date())
+
+
 def test_a_folder_that_cannot_be_written_to_keeps_runs_in_memory(comparison: Comparison, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     kept = History(tmp_path / "file" / "folder")
@@ -38,7 +51,7 @@ def test_a_folder_that_cannot_be_written_to_keeps_runs_in_memory(comparison: Com
     row = kept.add(comparison, {"baseline": {}})
     assert "kept in memory" in kept.problem
     name, content = kept.export(row.id, "json")
-    assert name == f"{row.id}.json" and "eet_lab_result" in json.loads(content)
+    assert name == f"Compare-1-{day(row)}.json" and "eet_lab_result" in json.loads(content)
     assert kept.put_down(name, content).read_bytes() == content, "elsewhere"
     assert row.id in {each.id for each in kept.rows()}
     assert kept.open(row.id)[0] is comparison
@@ -50,7 +63,9 @@ def test_a_folder_that_cannot_be_written_to_keeps_runs_in_memory(comparison: Com
     kept.rename(row.id, "x")
     kept.pin(row.id)
     [first] = [each for each in kept.rows() if each.id == row.id]
-    assert (first.name, first.note, first.pinned) == ("x", "warm", True) and kept.export(row.id, "csv")[0] == "x.csv"
+    assert (first.name, first.note, first.pinned) == ("x", "warm", True) and kept.export(row.id, "csv")[
+        0
+    ] == f"x-{day(row)}.csv"
     assert kept.problem.count(str(kept.folder)) == 1 and "Workbench(folder=...)" in kept.problem
     kept.delete(row.id)
     assert row.id not in {each.id for each in kept.rows()}
@@ -226,11 +241,15 @@ def test_what_else_an_uploaded_file_holds_is_left_behind(comparison: Comparison,
     assert set(kept.open(whole.id)[1]) == {"monitor", "timeline"}
     (kept.folder / f"{row.id}.json").write_text(json.dumps(content))
     assert kept.export(row.id, "csv")[1].startswith(b"run,recipe,")
-    assert [kept.export(row.id, format)[0] for format in ("json", "csv", "html")] == [
-        f"{row.id}.{ending}" for ending in ("json", "csv", "html")
-    ]
-    kept.rename(row.id, "../mine: the best/")
-    assert [kept.export(row.id, format)[0] for format in ("json", "csv")] == ["mine-the-best.json", "mine-the-best.csv"]
+    read_all(kept)
+    for name, stem in NAMES.items():
+        kept.rename(row.id, name)
+        stem = f"{stem}-{day(row)}"
+        exported = [kept.export(row.id, format)[0] for format in ("json", "csv", "html")]
+        assert exported == [f"{stem}.json", f"{stem}.csv", f"{stem}.html"]
+        assert len(f"{stem}-trace.json".encode()) < 255, "the most that file systems take"
+    recorded = kept.export("recorded:h200-compare-gpt2-xl", "csv")[0]
+    assert recorded.startswith("gpt2-xl-8-prompts-H200-compare-2026-")
     with pytest.raises(ResultError, match="There is no trace"):
         kept.export(row.id, "trace")
 

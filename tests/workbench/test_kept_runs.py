@@ -14,7 +14,7 @@ from eet_lab.figures.results import runs
 from eet_lab.workbench import Workbench, history
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.history import History
-from eet_lab.workbench.rows import KeptRun
+from eet_lab.workbench.rows import KeptRun, file_stem
 from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, SHOWN, runs_state
 from workbench.driving import do, enabled, errors, full, read_all, row, shown, status, turn, turn_until
 
@@ -56,8 +56,9 @@ def test_a_row_is_renamed_exported_replayed_and_deleted_and_what_is_shown_stays(
     files: dict[str, bytes] = {}
     keep = lambda message, buffers: files.update({message["name"]: gzip.decompress(*buffers)})  # noqa: E731
     monkeypatch.setattr(bench.controller.page.runs, "send", keep)
+    stem = file_stem("mine", bench.result.environment.date)
     do(bench, c.Export(kept, "csv"))
-    assert shown(bench, "runs")["said"] == "Exported: mine.csv"
+    assert shown(bench, "runs")["said"] == f"Exported: {stem}.csv"
     do(bench, c.Replay(kept))
     assert shown(bench, "answer")["tab"] == "race" and bench.controller.page.race.race["begin"]
     do(bench, c.Delete(kept))
@@ -284,10 +285,11 @@ def test_what_is_exported_goes_to_the_browser_alone_and_comes_back_with_its_word
     do(bench, c.Setting("repeats", 1), c.Compare())
     kept = next(each["id"] for each in shown(bench, "runs")["rows"] if each["shown"])
     do(bench, c.Rename(kept, "mine"), c.Annotate(kept, "cold"))
+    stem = file_stem("mine", bench.result.environment.date)
     for format in ("csv", "html", "json"):
         do(bench, c.Export(kept if format == "csv" else "", format))
-        assert files[-1][0] == {"kind": "file", "name": f"mine.{format}", "number": len(files)}
-        assert shown(bench, "runs")["said"] == f"Exported: mine.{format}" and len(files[-1][1]) > 100
+        assert files[-1][0] == {"kind": "file", "name": f"{stem}.{format}", "number": len(files)}
+        assert shown(bench, "runs")["said"] == f"Exported: {stem}.{format}" and len(files[-1][1]) > 100
     folder = bench.controller.results.history.folder
     assert [path.name for path in folder.iterdir() if not path.name.startswith(".")] == [f"{kept}.json"]
     do(bench, c.Upload("x.json", b64encode(files[-1][1]).decode()))
