@@ -104,8 +104,10 @@ def latency(result: Run | Comparison | Ladder, log: bool | None = None) -> go.Fi
             x=list(range(1, len(m.step_ms) + 1)), y=rounded(m.step_ms), mode="lines+markers", name=name,
             customdata=[[brief(at), brief(ms), num] for at, ms, num in ends],
             line={"color": color, "width": 1.3}, marker={"size": 3.5},
-            hovertemplate="step %{x}: %{customdata[1]} ms, %{customdata[2]} tokens<br>done %{customdata[0]} ms after "
-            f"the run began<extra>{name}</extra>",
+            hovertemplate=theme.hover(
+                name, "step %{x}: %{customdata[1]} ms, %{customdata[2]} tokens",
+                "done %{customdata[0]} ms after the run began",
+            ),
         )  # fmt: skip
     steps = [step for _, m in measured for step in m.step_ms if step > 0]
     low, high = 0.9 * min(steps), 1.15 * max(steps)
@@ -149,7 +151,7 @@ def tokens_over_time(result: Run | Comparison | Ladder, log: bool | None = None)
         fig.add_scatter(
             x=rounded(x[first:] if log else [0.0, *x]), y=y[first:] if log else [0, *y], mode="lines", name=name,
             line={"color": color, "width": 2.2},
-            hovertemplate=f"%{{y:{DIGITS}}} tokens after %{{x:{DIGITS}}} ms<extra>{name}</extra>",
+            hovertemplate=theme.hover(name, f"%{{y:{DIGITS}}} tokens after %{{x:{DIGITS}}} ms"),
         )  # fmt: skip
     ends = [x for trace in fig.data for x in (trace.x[:1] if log else ()) + trace.x[-1:]]
     fig.update_xaxes(theme.axis(0.9 * min(ends) if log else 0.0, 1.02 * max(ends), "ms since the run began", log))
@@ -173,7 +175,7 @@ def memory(result: Run | Comparison | Ladder) -> go.Figure:
     for (key, title), color in zip(MEMORY_PARTS.items(), MEMORY_COLORS, strict=True):
         sizes = [m.memory.get(key, 0) / MiB for _, m in measured]
         if any(sizes):
-            hover = f"%{{x:{DIGITS}}} MiB<extra>{title}</extra>"
+            hover = theme.hover(title, f"%{{x:{DIGITS}}} MiB")
             fig.add_bar(
                 y=names, x=rounded(sizes), name=title, orientation="h", marker={"color": color}, hovertemplate=hover
             )
@@ -210,7 +212,7 @@ def parity(result: Comparison | Ladder) -> go.Figure:
     fig.add_heatmap(
         z=grid, y=labels, zmin=0, zmax=1, showscale=False, xgap=1, ygap=1 if len(grid) > 12 else 3,
         colorscale=[[0, theme.GAIN], [1, theme.LOSS]],
-        hovertemplate="%{y}, new token %{x}: %{z}<extra>0 same, 1 other</extra>",
+        hovertemplate=theme.hover("%{y}", "new token %{x}: %{z}", "0 is the same, 1 another"),
     )  # fmt: skip
     one_each = len(panels) == 1
     fig.update_yaxes(

@@ -197,8 +197,10 @@ def _points(
         "customdata": [[brief(point.requests_per_s), f"{100 * point.busy:.0f}"] for point in points],
         "name": name, "legendgroup": name, "showlegend": bool(points) and level == "p99",
         "marker": {"size": size, "color": color, "symbol": symbols},
-        "hovertemplate": f"%{{x}} come a second: {level} %{{y}} ms<br>%{{customdata[0]}} a second served, busy "
-        f"%{{customdata[1]}} %<extra>{name}</extra>",
+        "hovertemplate": theme.hover(
+            name, f"%{{x}} come a second: {level} %{{y}} ms",
+            "%{customdata[0]} a second served, busy %{customdata[1]} %",
+        ),
     }  # fmt: skip
 
 
@@ -268,7 +270,7 @@ def simulated_beside_measured(compared: Sequence[Compared], title: str = "") -> 
             fig.add_bar(
                 x=[each.name for each in panel], y=theme.rounded(values), name=name, marker={"color": color},
                 text=text, textposition="outside", cliponaxis=False, row=1, col=column,
-                hovertemplate=f"%{{x}}: %{{y}} {panel[0].unit}<extra>{name}</extra>",
+                hovertemplate=theme.hover(name, f"%{{x}}: %{{y}} {panel[0].unit}"),
             )  # fmt: skip
         fig.update_yaxes(title=panel[0].unit, range=[0, 1.15 * max(map(max, sides))], row=1, col=column)
     return theme.legend_once(fig)

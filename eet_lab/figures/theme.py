@@ -110,6 +110,11 @@ def hatched(color: str, lines: str) -> dict[str, Any]:
     return {"color": color, "pattern": {"shape": "/", "fillmode": "overlay", "fgcolor": lines, "size": 6}}
 
 
+def hover(name: str, *lines: str) -> str:
+    """What a hover says, with its name inside: plotly.js puts a name beside it, and in larger type past the edge."""
+    return "<br>".join([f"<b>{name}</b>", *lines]) + "<extra></extra>"
+
+
 def legend_once(fig: Figure) -> Figure:
     """Bars of one name share a place in the legend, which those without a bar do not take."""
     shown = set[str]()
@@ -140,6 +145,7 @@ def curves(
         fig.add_scatter(
             x=list(line.x or range(1, len(y) + 1)), y=y, mode="lines", name=line.name, fill=line.fill,
             line={"shape": shape, "color": line.color, "width": 2, "dash": line.dash},
+            hovertemplate=hover(line.name, f"%{{x:{DIGITS}}}: %{{y:{DIGITS}}}"),
         )  # fmt: skip
     return fig.update_xaxes(title=x_title).update_yaxes(title=y_title, rangemode="tozero")
 

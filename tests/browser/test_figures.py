@@ -52,12 +52,13 @@ FIGURES = """() => [...document.querySelectorAll('.js-plotly-plot')].map((e) => 
 CHART = """() => { const c = document.querySelector('.eet-strip-canvas');
   return { width: c.width, height: c.height, wide: c.clientWidth, high: c.clientHeight, density: devicePixelRatio };
 }"""
-NAMES = """() => [...document.querySelectorAll('.eet-figure-box .hovertext')].flatMap((label) => {
-  const name = label.querySelector('.name'), box = label.querySelector('rect');
-  if (!name?.textContent) return [];
-  const [words, around] = [name, box].map((each) => each.getBoundingClientRect());
-  return [[name.textContent, around.left <= words.left && words.right <= around.right]]; })"""
-"""The name in each hover of the figure in a box, and whether the box behind it is as wide."""
+HOVERS = """() => [...document.querySelectorAll('.eet-figure-box .hovertext')].map((label) => {
+  const [all, words, box, place] = [label, label.querySelector('.nums'), label.querySelector('path'),
+    label.closest('.eet-figure')].map((each) => each.getBoundingClientRect());
+  const inside = (a, b) => ['left', 'top'].every((side) => b[side] <= a[side] + 1)
+    && ['right', 'bottom'].every((side) => a[side] <= b[side] + 1);
+  return [label.textContent, inside(words, box) && inside(all, place)]; })"""
+"""What each hover of the figure in a box says, and whether its box holds the words and all of it is in the figure."""
 TWO_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 """A busy machine may leave out frames, and a chart is drawn in the frame after the one that tells it of a size."""
 POINTS_DRAWN = """() => {
@@ -212,10 +213,13 @@ def grow_with_the_type(figures: Lab, page: Any) -> None:
     # What a hover says is of the bar under the pointer, and the words fit into their boxes.
     figures.execute("box.show(plot(one, 'memory'))")
     page.wait_for_function(f"() => document.querySelectorAll('{box} .barlayer .point').length > 4")
-    page.locator(f"{box} .barlayer .point").first.hover(force=True)
-    page.wait_for_function(f"() => ({NAMES})().length > 0", timeout=20_000)
-    for name, inside in page.evaluate(NAMES):
-        assert name == "weights" and inside
+    for at, name in enumerate(("weights", "weights", "KV cache", "KV cache")):
+        page.mouse.move(2, 2)
+        page.wait_for_function(f"() => ({HOVERS})().length === 0", timeout=20_000)
+        page.locator(f"{box} .barlayer .point").nth(at).hover(force=True)
+        page.wait_for_function(f"() => ({HOVERS})().length > 0", timeout=20_000)
+        [[text, inside]] = page.evaluate(HOVERS)
+        assert text.startswith(name) and inside, text
     page.mouse.move(2, 2)
     figures.execute("box.show(plot(two, 'waterfall'))")
     page.evaluate("() => document.querySelector('.eet-bench').classList.remove('eet-large')")
