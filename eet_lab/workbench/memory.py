@@ -17,7 +17,8 @@ QUESTION = "planners"
 AS_IT_RAN, AS_AN_ARENA = "as it ran", "as an arena would"
 """The run's own plan, and what one would be where it had none."""
 SIDE_BY_SIDE = "What each planner would hold for the tensors of this pass. Pick one of them to see where it puts them."
-LEGEND_BESIDE = {"x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top", "font": {"size": 11}, "tracegroupgap": 0}
+TITLE_PX = 36
+LEGEND_BESIDE = {"x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top", "font": {"size": 10}, "tracegroupgap": 0}
 ALL = "all, side by side"
 
 
@@ -83,8 +84,10 @@ class MemoryTab:
         """Where the planner that was picked puts the tensors, or what each would hold."""
         if self._chosen() == ALL:
             return footprints(self._placed[self._key]).update_layout(height=height)
-        fig = packing(self._plan()).update_layout(height=height, margin={"t": 36, "b": 40})
+        fig = packing(self._plan()).update_layout(height=height, margin={"t": TITLE_PX, "b": 40})
         fig.layout.legend = LEGEND_BESIDE
+        if "maxheight" in fig.layout.legend:  # else it is as high as the plot, and has a scrollbar
+            fig.layout.legend.maxheight = height - TITLE_PX
         fig.update_yaxes(nticks=4).update_yaxes(nticks=2, title="", row=2, col=1)
         return fig.update_xaxes(title_standoff=4)
 

@@ -107,6 +107,11 @@ class Lab:
         assert not error, error
         return text
 
+    def threads(self) -> list[str]:
+        """The lab's threads in the notebook's kernel."""
+        code = "import threading; print(*sorted(t.name for t in threading.enumerate() if t.name.startswith('eet-')))"
+        return self.execute(code).split()
+
     def save(self) -> dict[str, Any]:
         """Save the notebook with the state of its widgets; what was saved."""
         found = self.page.evaluate(

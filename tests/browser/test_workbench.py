@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from typing import Any
 
@@ -64,6 +65,10 @@ CUT_CHARTS = """() => [...document.querySelectorAll('.eet-strip')].filter((e) =>
   if (title.scrollWidth > title.clientWidth) cut.push(title);
   return [...cut, ...low].map((each) => each.innerText); })"""
 """Names and values that do not fit into their chart, and charts that they leave no room."""
+WHOLE_LEGEND = """() => {
+  const [plot, legend, scrollbar] = ['.main-svg', '.legend .bg', '.legend .scrollbar'].map((name) =>
+    document.querySelector(`.eet-stage ${name}`).getBoundingClientRect());
+  return legend.height > 100 && plot.top <= legend.top && legend.bottom <= plot.bottom && !scrollbar.height; }"""
 FILLS = """() => {
   const stage = document.querySelector('.eet-stage'), plot = stage.querySelector('.eet-figure .main-svg');
   return Math.abs(stage.clientHeight - 12 - plot.getBoundingClientRect().height) <= 2; }"""
@@ -101,11 +106,6 @@ def seconds_to_stop(page: Any) -> float:
         return math.inf
     until_ready(page, 10)
     return time.monotonic() - begun
-
-
-def thread_names(lab: Any) -> list[str]:
-    code = "import threading; print(*sorted(t.name for t in threading.enumerate() if t.name.startswith('eet-')))"
-    return lab.execute(code).split()
 
 
 @pytest.fixture
@@ -231,13 +231,13 @@ def test_kept_runs_outlive_the_cell_and_the_kernel(bench: Any) -> None:
     with page.expect_download(timeout=60_000) as found:
         button(page, "Export…").click()
         button(page, "Export: JSON").click()
-    assert found.value.suggested_filename.endswith("-run.json")
+    assert re.fullmatch(r"Run-1-\d{4}-\d\d-\d\d\.json", found.value.suggested_filename)
     assert "eet_lab_result" in json.loads(found.value.path().read_bytes())
-    assert thread_names(bench) == THREADS
+    assert bench.threads() == THREADS
     bench.run_all()
     page.wait_for_timeout(500)
     until_ready(page)
-    assert thread_names(bench) == THREADS, "the first workbench is closed"
+    assert bench.threads() == THREADS, "the first workbench is closed"
     assert page.locator(".eet-bar").count() == 1
     page.wait_for_function(f"() => {rows} === {kept}", timeout=60_000)
 
@@ -253,7 +253,7 @@ def test_kept_runs_outlive_the_cell_and_the_kernel(bench: Any) -> None:
     page.wait_for_function(f"() => {rows} === {kept}", timeout=60_000)
     assert 0 <= place(page, ".eet-bar")["y"] < 900, "in view"
     bench.execute("import eet_lab; eet_lab.Workbench._opened.close()")
-    assert thread_names(bench) == []
+    assert bench.threads() == []
 
 
 def test_the_recorded_h200_races_and_a_technique_from_a_cell_appears(bench: Any) -> None:
@@ -350,6 +350,9 @@ def foreseen_before_a_run_and_drawn_after_it(page: Any) -> None:
     tab(page, "Where memory lay")
     strip = page.locator(FIGURE).first
     strip.locator(".barlayer .bars .point").first.wait_for(timeout=60_000)
+    for _ in range(2):  # in larger type, and back
+        button(page, "Larger type").click()
+        page.wait_for_function(f"() => ({FILLS})() && ({WHOLE_LEGEND})()", timeout=10_000)
     title = strip.locator(".gtitle").text_content()
     assert "which is the lower bound" in title
 
