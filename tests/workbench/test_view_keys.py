@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from workbench import page_states
@@ -89,3 +91,34 @@ def test_arrows_move_through_the_tabs(opened: Open) -> None:
     page.keyboard.press("ArrowRight")
     assert [c["name"] for c in sent(page)] == [last["name"], second["name"]]  # of what is selected, and has not changed
     assert page.evaluate("document.activeElement.textContent") == second["title"]
+
+
+COLUMNS = "[...document.querySelectorAll('.eet-runs thead tr > *')].map((head) => head.getBoundingClientRect().width)"
+
+
+def in_sight(page: Any, name: str) -> bool:
+    """Whether it is within the list of runs."""
+    place, around = page.locator(name).bounding_box(), page.locator(".eet-scroll").bounding_box()
+    ends = [
+        (each[at], each[at] + each[side]) for at, side in (("x", "width"), ("y", "height")) for each in (around, place)
+    ]
+    return all(
+        first[0] <= then[0] and then[1] <= first[1] + 1 for first, then in zip(ends[::2], ends[1::2], strict=True)
+    )
+
+
+@pytest.mark.parametrize("width, large", [(1270, False), (1255, True), (484, False), (484, True)])
+def test_what_a_row_opens_stands_below_it(opened: Open, width: int, large: bool) -> None:
+    """In sight, wherever the list was scrolled to; no column becomes wider, and the focus goes there and back."""
+    page = opened(page_states.laddered(), width=width, large=large)
+    columns = page.evaluate(COLUMNS)
+    for more in (page.locator('[aria-label^="More for "]').last, page.locator('[aria-label^="More for no graphs"]')):
+        more.press("Enter")
+        assert more.get_attribute("aria-expanded") == "true" and page.evaluate(COLUMNS) == columns
+        assert in_sight(page, ".eet-run-more div")
+    page.locator('[aria-label^="Delete no graphs"]').press("Enter")
+    assert page.evaluate("document.activeElement.textContent") == "No"
+    assert in_sight(page, "text=Delete?") and page.evaluate(COLUMNS) == columns
+    page.keyboard.press("Escape")
+    assert page.locator(".eet-run-more").count() == 0 and sent(page) == []
+    assert page.evaluate("document.activeElement.textContent") == "…"

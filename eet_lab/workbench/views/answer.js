@@ -72,12 +72,16 @@ function action(note, ui) {
   return note?.action && button({ class: "eet-soft", key: "action", onclick: () => ui.send(note.action.command) }, note.action.label);
 }
 
+// A cell breaks before its brackets, and between words: a number keeps its unit, an interval its ends.
+const WHOLE = /^(?=.*\d).{1,24}$/;
+const pieces = (cell) => cell.split(/ (?=\()/).map((text, i) => [i > 0 && " ", h("span", { class: WHOLE.test(text) ? "eet-whole" : "" }, text)]);
+
 function table(t, at) {
   return [
     h("table", { class: "eet-table", key: `table-${at}` },
       h("thead", null, h("tr", null, t.head.map((cell) => h("th", { scope: "col" }, cell)))),
       h("tbody", null, t.rows.map((row) => h("tr", null, row.map((cell, j) =>
-        h(j === 0 ? "th" : "td", j === 0 && { scope: "row" }, cell)))))),
+        h(j === 0 ? "th" : "td", j === 0 && { scope: "row" }, j === 0 ? cell : pieces(cell))))))),
     t.notes?.map((note, i) => h("p", { class: "eet-note-line", key: `note-${at}-${i}` }, note)),
   ];
 }

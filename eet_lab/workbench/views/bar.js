@@ -38,7 +38,7 @@ function path(s, ui) {
 
 function facts({ facts, badge }) {
   return h("span", { key: "facts", title: facts },
-    badge?.text && h("span", { class: `eet-tag eet-is-${badge.kind}`, title: badge.tip || null }, badge.text), facts);
+    badge?.text && h("span", { class: `eet-tag eet-is-${badge.kind}`, title: badge.tip || null }, badge.text), facts.replaceAll(" · ", "\u00a0· "));
 }
 
 function actions(s, ui) {
@@ -49,7 +49,7 @@ function actions(s, ui) {
   });
   return h("div", { class: "eet-actions-block" },
     h("div", { class: "eet-line", role: "group", "aria-label": "Measure" }, buttons),
-    h("div", { class: "eet-under" }, s.against && ["compared with ", h("b", null, s.against)]));
+    h("div", { class: "eet-under", title: s.against || null }, s.against && ["compared with ", h("b", null, s.against)]));
 }
 
 // The same three lines in every state, so that nothing moves when a run starts or ends.

@@ -58,7 +58,7 @@ function table(s, ui) {
     h("table", { class: "eet-table eet-runs-table" },
       h("thead", null, h("tr", null, HEAD.map((name, i) => (name ? h("th", { scope: "col", key: name }, name)
         : h("td", { key: `blank-${i}` }, h("span", { class: "eet-unseen" }, i ? "Actions" : "Choose")))))),
-      h("tbody", null, s.rows.map((run) => row(run, ui)))));
+      h("tbody", null, s.rows.map((run) => [row(run, ui), below(run, ui)]))));
 }
 
 // A file that cannot be read is a line of its own: there is nothing to open, tick or name.
@@ -118,24 +118,51 @@ function editor(run, what, ui) {
     maxlength: 200, value: run[what], oninput: ({ target }) => { target.eetMineUntil = Infinity; }, onkeydown, onblur: ({ target }) => end(target, true) });
 }
 
+// What a row has opened: "more", or the question whether to "delete"; it stands in a row of its own below, so that no column moves.
+function opener(run, ui) {
+  const { id } = run, about = ui.local.open?.id === id ? ui.local.open.what : null;
+  const at = (label) => `[aria-label="${CSS.escape(label)}"]`, more = at(`More for ${run.label}`), del = at(`Delete ${run.label}`);
+  const set = (what, focus) => {
+    ui.local.open = what && { id, what };
+    ui.redraw();
+    if (what) ui.el.querySelector(".eet-run-more")?.scrollIntoView({ block: "nearest" });
+    if (focus) ui.el.querySelector(focus)?.focus();
+  };
+  return { about, set, more, del };
+}
+
+function act(label, onclick, more) {
+  return button({ class: "eet-soft", key: label, ...more, onclick }, label);
+}
+
 function tools(run, ui) {
-  const open = ui.local.open?.id === run.id ? ui.local.open.what : null;
-  const set = (what) => () => { ui.local.open = what && { id: run.id, what }; ui.redraw(); };
-  const act = (label, tell, more) => button({ class: "eet-soft", key: label, ...more, onclick: tell }, label);
-  return [
-    run.problem ? h("span", { key: "file" },
-      act("Export", () => ui.send("export", { id: run.id, format: "json" }), { "aria-label": `Export ${run.label}`, title: "The file as it is" }),
-      run.writable && act("Delete", set("delete"), { "aria-label": `Delete ${run.label}` }))
-    : h("span", { key: "few" },
-      act("Open", () => ui.send("open_run", { id: run.id }), { "aria-label": `Open ${run.label}`, "data-run": run.id }),
-      run.kind !== "run" && act("Replay", () => ui.send("replay", { id: run.id }), { "aria-label": `Replay ${run.label}` }),
-      act("…", set(open ? null : "more"), { "aria-label": `More for ${run.label}`, "aria-expanded": String(!!open), title: "Export, delete" })),
-    open === "more" && h("span", { key: "more" }, FORMATS.map(([format, label]) =>
-      act(label, () => ui.send("export", { id: run.id, format }), { "aria-label": `Export ${run.label} as ${label}` })),
-    run.writable && act("Delete", set("delete"), { "aria-label": `Delete ${run.label}` })),
-    open === "delete" && h("span", { key: "ask", class: "eet-ask" }, "Delete? ",
-      act("Yes", () => { set(null)(); ui.send("delete", { id: run.id }); }, { "aria-label": `Yes, delete ${run.label}` }), act("No", set(null))),
-  ];
+  const { about, set } = opener(run, ui);
+  return h("span", null, run.problem ? [
+    act("Export", () => ui.send("export", { id: run.id, format: "json" }), { "aria-label": `Export ${run.label}`, title: "The file as it is" }),
+    run.writable && act("Delete", () => set("delete", ".eet-ask-no"), { "aria-label": `Delete ${run.label}` })]
+  : [
+    act("Open", () => ui.send("open_run", { id: run.id }), { "aria-label": `Open ${run.label}`, "data-run": run.id }),
+    run.kind !== "run" && act("Replay", () => ui.send("replay", { id: run.id }), { "aria-label": `Replay ${run.label}` }),
+    act("…", () => set(about ? null : "more"), { "aria-label": `More for ${run.label}`, "aria-expanded": String(!!about), title: "Export, delete" })]);
+}
+
+function below(run, ui) {
+  const { about, set, more, del } = opener(run, ui), back = run.problem ? del : more;
+  const onkeydown = (event) => {
+    if (event.key !== "Escape") return;
+    event.preventDefault();
+    event.stopPropagation();
+    set(null, back);
+  };
+  const exports = !run.problem && h("span", { key: "export", role: "group", "aria-label": "Export as" }, "Export as", FORMATS.map(([format, label]) =>
+    act(label, () => ui.send("export", { id: run.id, format }), { "aria-label": `Export ${run.label} as ${label}` })));
+  const asking = () => h("span", { key: "ask" }, h("span", { class: "eet-ask" }, "Delete?"),
+    act("Yes", () => { set(null); ui.send("delete", { id: run.id }); }, { "aria-label": `Yes, delete ${run.label}` }),
+    act("No", () => set(null, back), { class: "eet-soft eet-ask-no" }));
+  const removal = run.writable && (about === "delete" ? asking()
+    : act("Delete", () => set("delete", ".eet-ask-no"), { "aria-label": `Delete ${run.label}` }));
+  return about && h("tr", { key: `${run.id} below`, class: `eet-run-more ${run.shown ? "eet-shown" : ""}`, onkeydown },
+    h("td", { colspan: HEAD.length }, h("div", null, exports, removal)));
 }
 
 function upload(s, ui) {
