@@ -120,7 +120,7 @@ def to_the_second(date: str, whole: bool = False) -> str:
 
 
 MOST_NAME_BYTES = 120
-"""Of a file's name, which systems limit to 255 bytes with its date and ending."""
+"""The part of a file's name that its run gives: systems take 255 bytes with the date and the ending."""
 
 
 def file_stem(name: str, date: str) -> str:
