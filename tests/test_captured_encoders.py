@@ -7,12 +7,12 @@ import threading
 from collections import namedtuple
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import test_vision
 import torch
+from cost_tables import encoder_cost
 from device_attention import attention
 from encoders import BODIES, CONFIGS, CONTEXT, V, close, ours, texts
 from test_step_launch import Recorder
@@ -31,7 +31,7 @@ from eet_lab.parts.staging import Staging, sent
 from eet_lab.scheduling.policies import DynamicProgram, LengthBuckets, NaivePadding, TokenBudget
 from eet_lab.scheduling.queued import Queue
 from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
-from eet_lab.serving import live
+from eet_lab.serving import warm_up
 from eet_lab.technique import Recipe
 
 RECTANGLES = "pre_padding,mask_removal,memory_reuse"
@@ -328,12 +328,14 @@ def test_a_bucket_is_traced_once(recorded):
 )
 def test_what_a_policy_may_run_is_captured_before_it_is_served(recorded, policy, monkeypatch):
     """No graph loses its memory to another, and nothing runs that the policy would not: no pass beyond its budget."""
-    costs = SimpleNamespace(padded=lambda length, rows: 1.0 + 0.01 * length * rows)
+    costs = encoder_cost(lambda length, rows: 1.0 + 0.01 * length * rows, batches=(1, 64))
     traffic = make_traffic(40, Gamma(50.0), Uniform(2, 39), Uniform(1, 1), seed=1)
     engine = EncoderEngine(ours("bert").encoder, parts(PACKED if policy.is_packed else RECTANGLES))
-    run, encoded = [], live.encoded
-    monkeypatch.setattr(live, "encoded", lambda engine, rows, *given: run.append(rows) or encoded(engine, rows, *given))
-    live.warm_up(ours("bert"), engine, traffic, policy, costs)
+    run, encoded = [], warm_up.encoded
+    monkeypatch.setattr(
+        warm_up, "encoded", lambda engine, rows, *given: run.append(rows) or encoded(engine, rows, *given)
+    )
+    warm_up.warm_up_encoder(ours("bert"), engine, traffic, policy, costs)
     lengths, run_texts = [[*map(len, rows)] for rows in run], [[*map(Text, rows)] for rows in run]
     if isinstance(policy, TokenBudget):
         assert 80 < max(map(sum, lengths)) <= policy.budget
@@ -348,5 +350,5 @@ def test_what_a_policy_may_run_is_captured_before_it_is_served(recorded, policy,
         engine.read(of_lengths(*[each.length for each in group]), tasks.MEAN, Batching(10_000))
     assert (engine.captures, engine.activation_bytes) == (captures, held)
     plain = EncoderEngine(ours("bert").encoder, Recipe.parse(PACKED).parts)
-    live.warm_up(ours("bert"), plain, traffic, policy, costs)
+    warm_up.warm_up_encoder(ours("bert"), plain, traffic, policy, costs)
     assert plain.captures == 0 and plain.bucket(texts(), tasks.MEAN) is None

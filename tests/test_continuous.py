@@ -133,6 +133,25 @@ def test_each_gets_what_it_would_get_alone(decoder, alone, store, policy, hows):
 
 
 @pytest.mark.parametrize("store", STORES)
+def test_tokens_that_fill_a_pass_up_are_no_rows(decoder, alone, store, monkeypatch):
+    """As on a GPU, where passes have few sizes."""
+    most = Recipe.parse(recipe(store)).parts.schedule.most_tokens(96)
+    monkeypatch.setattr(slots.Slots, "pass_size", lambda self, tokens: min(tokens + 5, most))
+    assert random_life(engine_of(decoder, store), alone, f"idle {store}", 15, MIXED) > 7
+
+
+def test_few_sizes_of_passes_with_little_that_is_idle(decoder):
+    engine = engine_of(decoder, policy="rows=64:budget=4096", columns=90)
+    engine.add([1], Settings(1))
+    of_cpu = [engine.slots.pass_size(tokens) for tokens in range(1, 4097)]
+    assert of_cpu == [*range(1, 4097)]
+    engine.slots._on_gpu = True
+    sizes = [engine.slots.pass_size(tokens) for tokens in range(1, 4097)]
+    assert sizes[:64] == [*range(1, 65)] and sizes[-1] == 4096 and len({*sizes[64:]}) < 50
+    assert all(0 <= size - tokens <= max(63, tokens / 16) for tokens, size in enumerate(sizes, 1))
+
+
+@pytest.mark.parametrize("store", STORES)
 def test_captured_steps_serve_requests_that_come_and_go(decoder, alone, store):
     parts, counts = emulated(Recipe.parse(recipe(store)).parts)
     engine = Engine(decoder, parts)

@@ -17,8 +17,9 @@ from eet_lab.scheduling.policy import BasePolicy
 from eet_lab.scheduling.served import Latencies
 from eet_lab.scheduling.simulator import simulate_traffic
 from eet_lab.scheduling.traffic import Gamma, Lengths, Traffic, Uniform, make_traffic
-from eet_lab.serving.live import serve_traffic, served_recipe, warm_up
+from eet_lab.serving.live import serve_traffic, served_recipe
 from eet_lab.serving.profile import profile
+from eet_lab.serving.warm_up import warm_up_encoder
 from h200.session import Session
 
 P99_MS = 50.0
@@ -124,7 +125,7 @@ def _highest(
     if engine is None:
         engine = engines[str(recipe)] = opened.enter_context(closing(EncoderEngine(model.encoder, recipe.parts)))
     begin, before = time.perf_counter(), engine.captures  # of policies that had this engine earlier
-    warm_up(model, engine, traffic, policy, table, session.deadline)
+    warm_up_encoder(model, engine, traffic, policy, table, session.deadline)
     warm = {"warm_up_s": round(time.perf_counter() - begin, 1), "captures": engine.captures - before}
     reached, at = _bisected(measured, expected * LOWEST, expected * 1.5, 2 if session.smoke else TRIES)
     return {"simulated_per_s": expected, "measured_per_s": reached, "at": at} | warm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from threading import Lock
 from typing import ClassVar, Generic, TypeVar
@@ -114,3 +115,8 @@ def check_parts(engine: str, parts: object, recipe: str) -> None:
     elif isinstance(parts, str):
         instead = f"Recipe.parse({parts!r}).parts"
     raise RecipeError(f"{engine} takes Parts, not {given:.60}: give it {instead}.")
+
+
+def libraries(kernels: Sequence[str]) -> tuple:
+    """What is loaded for these sources; something else once one was edited."""
+    return tuple(native.loaded(name).path for name in kernels)

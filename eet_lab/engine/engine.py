@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from eet_lab.engine.base import BaseEngine, check_model, check_parts
+from eet_lab.engine.base import BaseEngine, check_model, check_parts, libraries
 from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.forecast import Forecast, Forecaster, check_keys
@@ -34,7 +34,6 @@ from eet_lab.engine.token_buffer import RequestSettings
 from eet_lab.errors import Cancelled, EngineBusy, PromptError, RecipeError, ScheduleError
 from eet_lab.memory import Lifetime
 from eet_lab.models.decoder import Decoder, forward
-from eet_lab.ops import native
 from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import Batch
 from eet_lab.parts import Parts
@@ -363,6 +362,11 @@ class Engine(BaseEngine[Decoder]):
         return self.cache.growth_bytes
 
     @property
+    def slots(self) -> Slots | None:
+        """Where requests are side by side; None before the first one was added."""
+        return self._slots
+
+    @property
     def num_preempted(self) -> int:
         """Requests that gave way for want of pages, and are read again, since the slots were opened."""
         return 0 if self._slots is None else self._slots.scheduler.num_preempted
@@ -393,8 +397,3 @@ class Engine(BaseEngine[Decoder]):
         for slots in self._all_slots.values():
             slots.close()
         self._slots, self._all_slots = None, {}
-
-
-def libraries(kernels: Sequence[str]) -> tuple:
-    """What is loaded for these sources; something else once one was edited."""
-    return tuple(native.loaded(name).path for name in kernels)

@@ -31,7 +31,8 @@ COLUMNS = 1024
 
 FEW_TOKENS = 64
 """Up to so many tokens ops choose by how many there are. Passes of more ask for the same things, none for more than the
-largest one."""
+largest one.
+"""
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -56,6 +57,7 @@ class Slots:
         """For requests of at most `capacity` tokens."""
         self._engine, self.schedule, self.capacity = engine, schedule, capacity
         self.num_slots, self.thread = num_slots, current_thread()
+        self._on_gpu = engine.model.device.type == "cuda"
         self.is_batch = schedule.max_rows is None
         engine.staging.hold(num_numbers_of_changes(num_slots))
         self.table = SlotTable(engine.slot_staging, self.num_slots, capacity)
@@ -270,7 +272,8 @@ class Slots:
 
     def _sent(self, rows: Sequence[Row], changes: Sequence[Tensor]) -> Batch:
         """A pass that is no decode step, on the device, and what changes with it, in one copy."""
-        batch = batch_of(rows, self.num_slots, reads_pads=self.schedule.aligned)
+        size = None if self.is_batch else self.pass_size(sum(row.count for row in rows))
+        batch = batch_of(rows, self.num_slots, reads_pads=self.schedule.aligned, size=size)
         self._plan(batch)
         on_host = [part for part in batch if isinstance(part, Tensor)]
         arrived = self._engine.staging.receive([*changes, *on_host])
@@ -281,6 +284,17 @@ class Slots:
             ids = self.table.buffer.tokens[owner, columns]
         keys = self._next.keys._replace(spans=batch.keys.spans)
         return Batch(ids, positions, owner, columns, last, first, count, keys, *batch[8:])
+
+    def pass_size(self, tokens: int) -> int:
+        """How many tokens a pass computes that reads so many where requests join.
+
+        Each number of them is a shape of its own, for which a GPU's libraries choose and load kernels when it first
+        comes: 4 to 12 ms. So there are few shapes, of which at most a sixteenth is idle from 1,024 tokens on.
+        """
+        if tokens <= FEW_TOKENS or not self._on_gpu:
+            return tokens
+        step = max(FEW_TOKENS, 1 << max((tokens - 1).bit_length() - 5, 0))
+        return min(-(-tokens // step) * step, self.schedule.most_tokens(self.capacity))
 
     def _plan(self, batch: Batch) -> None:
         """Memory for a pass of such a size; that of a batch is planned before it begins.

@@ -60,12 +60,13 @@ def append(
         keys, values = (part.unflatten(0, (batch.num_rows, -1)).transpose(1, 2) for part in (k, v))
         return q, keys, values
     (keys, values), table = kv, batch.keys.table
+    rows, columns, k, v = (part[: batch.num_read] for part in (batch.rows, batch.columns, k, v))
     if table is None:
-        keys[batch.rows, :, batch.columns] = k
-        values[batch.rows, :, batch.columns] = v
+        keys[rows, :, columns] = k
+        values[rows, :, columns] = v
         return q, keys, values
     page = keys.shape[2]
-    pages, columns = table[batch.rows, batch.columns // page], batch.columns % page
+    pages, columns = table[rows, columns // page], columns % page
     keys[pages, :, columns] = k
     values[pages, :, columns] = v
     blocks = table[:, : -(-batch.max_kv // page)]

@@ -120,11 +120,17 @@ class Batch(NamedTuple):
     max_kv: int  # columns [0, max_kv) hold everything that a query may see
     spans: tuple[tuple[int, int], ...] | None = None  # first and count of each row, on the host
     cu_seqlens: Tensor | None = None  # [B+1] int32  where rows begin, and the last one ends
+    num_idle: int = 0  # tokens of no row, which are the last ones
 
     @property
     def num_rows(self) -> int:
         """B."""
         return len(self.first)
+
+    @property
+    def num_read(self) -> int:
+        """Tokens of rows, their pads among them."""
+        return len(self.rows) - self.num_idle
 
     @property
     def one_each(self) -> bool:

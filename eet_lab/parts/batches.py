@@ -29,12 +29,14 @@ def make_batch(
     pads: Sequence[int] | None = None,
     reads_pads: bool = False,
     num_rows: int | None = None,
+    size: int | None = None,
 ) -> Batch:
     """Rows end to end: of each `counts` tokens, the first of which is token `starts` of its row. On the CPU.
 
     `rows` are their numbers among `num_rows`, in rising order; None: all. Before a row's first token lie `pads`
     columns; where the pass `reads_pads`, they are tokens of it too, and make it a rectangle. `ids` are the tokens of
-    each; None: they are not known here. It is made by numpy, whose few numbers no thread has to be woken for.
+    each; None: they are not known here. Idle tokens, which are no row's, fill it up to `size`. It is made by numpy,
+    whose few numbers no thread has to be woken for.
     """
     count = np.array(counts, np.int64)
     row = np.arange(len(count)) if rows is None else np.array(rows, np.int64)
@@ -49,6 +51,10 @@ def make_batch(
     if ids is not None:
         token[place >= start[owner]] = np.concatenate([np.asarray(part, np.int64) for part in ids])
     end, B = pad + start + count, len(count) if num_rows is None else num_rows
+    idle = max((size or 0) - T, 0)
+
+    def of_tokens(values: np.ndarray) -> torch.Tensor:
+        return _tensor(np.concatenate([values, np.zeros(idle, np.int64)]) if idle else values)
 
     def of_all(values: np.ndarray) -> np.ndarray:
         """By the row's number; rows that read nothing have 0."""
@@ -60,10 +66,10 @@ def make_batch(
 
     firsts, every, begin = of_all(first), of_all(count), of_all(pad)
     return Batch(
-        ids=_tensor(token),
-        positions=_tensor(np.maximum(place, 0) if reads_pads else place),
-        rows=_tensor(row[owner]),
-        columns=_tensor(columns),
+        ids=of_tokens(token),
+        positions=of_tokens(np.maximum(place, 0) if reads_pads else place),
+        rows=of_tokens(row[owner]),
+        columns=of_tokens(columns),
         last=_tensor(of_all(first + count - 1)),
         first=_tensor(firsts),
         count=_tensor(every),
@@ -71,6 +77,7 @@ def make_batch(
         max_q=int(count.max()),
         max_kv=int(end.max()),
         spans=_pairs(firsts, every),
+        num_idle=idle,
     )
 
 
@@ -93,8 +100,8 @@ def left_padded(texts: Sequence[Sequence[int]]) -> Batch:
     return make_batch(counts, texts, pads=pads, reads_pads=True)
 
 
-def batch_of(rows: Sequence[Row], num_rows: int, reads_pads: bool) -> Batch:
-    """What a scheduler has planned. Tokens whose values are on the device alone have id 0."""
+def batch_of(rows: Sequence[Row], num_rows: int, reads_pads: bool, size: int | None = None) -> Batch:
+    """What a scheduler has planned, of `size` tokens. Tokens whose values are on the device alone have id 0."""
     rows = sorted(rows, key=_slot)
     return make_batch(
         [row.count for row in rows],
@@ -104,6 +111,7 @@ def batch_of(rows: Sequence[Row], num_rows: int, reads_pads: bool) -> Batch:
         pads=[row.request.pad for row in rows],
         reads_pads=reads_pads,
         num_rows=num_rows,
+        size=size,
     )
 
 

@@ -15,6 +15,7 @@ from eet_lab.models import Model
 from eet_lab.scheduling import Request
 from eet_lab.serving.errors import ApiError, failed, of_engine
 from eet_lab.serving.jobs import Job, Load, News
+from eet_lab.serving.warm_up import warm_up_decoder
 from eet_lab.serving.worker import Worker
 from eet_lab.technique import Recipe
 
@@ -73,8 +74,10 @@ class Generator(Worker):
         engine.prepare(self.progress)
         rows = self._recipe.parts.schedule.max_rows
         assert rows is not None
-        # Prompts of one token: it shall take memory and be warm, and not compute what nobody asked for.
+        # Prompts of one token: it shall take memory, and not compute what nobody asked for.
         engine.reserve(rows, 1, Settings(max_new_tokens=self._columns - 1))
+        if engine.model.device.type == "cuda":  # it takes a second; a CPU would compute for longer
+            warm_up_decoder(engine)
         self.engine = engine
 
     def _join(self, job: Job) -> None:

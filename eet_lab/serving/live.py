@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from math import inf, isnan
@@ -15,39 +15,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eet_lab.bench.encoding import encoded, num_warm_ups
+from eet_lab.bench.encoding import encoded
 from eet_lab.bench.timing import SHARED, UNDISTURBED, check
-from eet_lab.bench.workloads import FIRST_TOKEN
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.slots import FEW_TOKENS
-from eet_lab.engine.tasks import MEAN
 from eet_lab.errors import ScheduleError
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device, on_its_encoders_device
-from eet_lab.parts.passes import Batching, Text
+from eet_lab.parts.passes import Batching
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling import Request
-from eet_lab.scheduling.cost import Costs, CostTable
+from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.policy import BasePolicy
 from eet_lab.scheduling.queued import Queue, Queued
 from eet_lab.scheduling.record import Record
 from eet_lab.scheduling.served import Served, percentiles
 from eet_lab.scheduling.simulator import check_fits
 from eet_lab.scheduling.traffic import Traffic
+from eet_lab.serving.warm_up import random_texts, rectangle, warm_up_decoder, warm_up_encoder
 from eet_lab.technique import Recipe
 
 LOOK_S = 0.1
 """How often what goes on is told, and the longest sleep between two looks at Stop."""
-FEW_NEW_TOKENS = 4
-"""New tokens of the request that warms up the decode steps."""
-FEW_TEXTS = 4
-"""Texts that warm an encoder up."""
-SAMPLES, DRAWN = 6, 64
-"""Queues of each length that a policy is asked about to warm up passes which are captured; more of short ones, so that
-they have so many requests between them.
-"""
 
 
 class Look(NamedTuple):
@@ -83,7 +73,7 @@ def serve_traffic(
 
     The model runs under the recipe that its cost `table` was measured with, with the policy's limits. The clock starts
     once the engine has room for all slots and is warm. A decoder needs a policy that joins. An encoder may be run by an
-    `engine` under `served_recipe`, which `warm_up` has made ready, and which stays open; another one is a
+    `engine` under `served_recipe`, which `warm_up_encoder` has made ready, and which stays open; another one is a
     ScheduleError. Stop is heeded after each pass. Errors: ScheduleError, CostError as in `simulate_traffic`;
     RecipeError, OutOfMemory, Cancelled.
     """
@@ -203,18 +193,8 @@ def _serve_decoder(model: Model, traffic: Traffic, policy: BasePolicy, table: Co
         longest = int((traffic.lengths + traffic.new_tokens).max())
         engine.reserve(slots, longest - new, Settings(new))
         clock.say("warming up")
-        _warm_up(engine, prompts, min(FEW_NEW_TOKENS, new), clock.cancel)
+        warm_up_decoder(engine, clock.cancel)
         _Joining(engine, prompts, clock).serve(policy, table)
-
-
-def _warm_up(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int, cancel: Cancel | None) -> None:
-    """Have the passes placed that come up: an engine traces one of few tokens when it first comes."""
-    longest = max(prompts, key=len)
-    for prompt in (*(longest[:length] for length in range(1, min(FEW_TOKENS + 1, len(longest)))), longest):
-        request = engine.add(list(prompt), Settings(new_tokens if len(prompt) == len(longest) else 1))
-        while not request.done:  # a step may tell nothing before the last
-            engine.step()
-            check(cancel)
 
 
 class _Joining:
@@ -279,78 +259,6 @@ class _Joining:
 
 
 @on_its_encoders_device
-def warm_up(
-    model: Model,
-    engine: EncoderEngine,
-    traffic: Traffic,
-    policy: BasePolicy,
-    costs: Costs,
-    cancel: Cancel | None = None,
-) -> None:
-    """Run an encoder's passes before they are served, so that libraries have what they keep.
-
-    Where passes are captured, it runs groups that the policy makes of such traffic by the `costs`: first the largest,
-    so that memory grows no more, then those of each bucket, twice: the second time they are captured.
-    """
-    texts = _texts(model, traffic)
-    engine.prepare(cancel=cancel)
-    if not engine.parts.is_captured:
-        few = texts[:FEW_TEXTS]
-        encoded(engine, few, Batching(_rectangle(few)), cancel)
-        return
-    found: dict[Hashable, list[list[int]]] = {}
-    for group in _possible(traffic, policy, costs):
-        check(cancel)
-        rows = [texts[number] for number in group]
-        bucket = engine.bucket([Text(row) for row in rows], MEAN)
-        if _rectangle(rows) > _rectangle(found.get(bucket, [[]])):
-            found[bucket] = rows
-    launch: Any = engine.parts.launch
-    buckets = sorted(found, key=lambda bucket: -_rectangle(found[bucket]))[: launch.graphs]
-    for size in (_rectangle, _num_tokens, len, _longest):
-        rows = max(found.values(), key=size)
-        encoded(engine, rows, Batching(_rectangle(rows)), cancel)
-    for bucket in buckets:
-        for _ in range(1 if bucket is None else num_warm_ups(engine.parts)):
-            encoded(engine, found[bucket], Batching(_rectangle(found[bucket])), cancel)
-
-
-def _possible(traffic: Traffic, policy: BasePolicy, costs: Costs) -> Iterator[list[int]]:
-    """The groups that a policy makes of requests that happen to wait together, and of the longest ones."""
-    draw, columns = random.Random(0), (traffic.lengths.tolist(), traffic.new_tokens.tolist())
-    requests = [Queued(number, *each, 0.0) for number, each in enumerate(zip(*columns, strict=True))]
-    ordered = sorted(requests, key=lambda each: each.length)
-    most = min(max(policy.knobs.get(each, 1) for each in ("max_rows", "window")), len(requests))
-    sizes = {most, *(size for power in range(16) for size in (2**power, 3 * 2**power) if size < most)}
-    for size in sorted(sizes):
-        queues = [draw.sample(requests, size) for _ in range(max(SAMPLES, DRAWN // size))]
-        for waiting in (ordered[-size:], *queues):
-            while waiting and (groups := policy.next(waiting, inf, costs).groups):
-                yield from ([each.number for each in group] for group in groups)
-                taken = {each.number for group in groups for each in group}
-                waiting = [each for each in waiting if each.number not in taken]
-
-
-def _texts(model: Model, traffic: Traffic) -> list[list[int]]:
-    """Random tokens of its lengths."""
-    ends = np.cumsum(traffic.lengths)
-    ids = np.random.default_rng(0).integers(FIRST_TOKEN, model.config.vocab_size, int(ends[-1])).tolist()
-    return [ids[end - length : end] for end, length in zip(ends.tolist(), traffic.lengths.tolist(), strict=True)]
-
-
-def _rectangle(rows: Sequence[Sequence[int]]) -> int:
-    return len(rows) * _longest(rows)
-
-
-def _longest(rows: Sequence[Sequence[int]]) -> int:
-    return max(map(len, rows))
-
-
-def _num_tokens(rows: Sequence[Sequence[int]]) -> int:
-    return sum(map(len, rows))
-
-
-@on_its_encoders_device
 def _serve_encoder(
     model: Model,
     traffic: Traffic,
@@ -360,14 +268,14 @@ def _serve_encoder(
     given: EncoderEngine | None,
 ) -> None:
     """A group is a pass."""
-    queue, record, texts = clock.queue, clock.record, _texts(model, traffic)
+    queue, record, texts = clock.queue, clock.record, random_texts(model, traffic)
     with ExitStack() as opened:
         engine = given
         if engine is None:
             clock.say("building")
             own = EncoderEngine(model.encoder, served_recipe(model, table, policy).parts)
             engine = opened.enter_context(closing(own))
-            warm_up(model, engine, traffic, policy, table, clock.cancel)
+            warm_up_encoder(model, engine, traffic, policy, table, clock.cancel)
         clock.start()
         while True:
             clock.admit(0)
@@ -381,13 +289,13 @@ def _serve_encoder(
                 clock.admit(len(group))
                 queue.take(group)
                 rows = [texts[each.number] for each in group]
-                total, rectangle = sum(map(len, rows)), _rectangle(rows)
+                total, size = sum(map(len, rows)), rectangle(rows)
                 begin_ms = clock.now_ms()
-                encoded(engine, rows, Batching(rectangle), clock.cancel)
+                encoded(engine, rows, Batching(size), clock.cancel)
                 end_ms = clock.now_ms()
                 for number, *_ in group:
                     record.start[number], record.first[number], record.last[number] = begin_ms, end_ms, end_ms
                 record.done += len(group)
-                record.add(begin_ms, end_ms, len(rows), total, 0, 0 if policy.is_packed else rectangle - total)
+                record.add(begin_ms, end_ms, len(rows), total, 0, 0 if policy.is_packed else size - total)
             if not groups:
                 clock.sleep(wake_ms)

@@ -99,3 +99,21 @@ def test_a_cache_of_more_than_two_to_the_31_numbers():
     places = batch.rows[real], slice(None), batch.columns[real]
     assert torch.equal(keys[places], kv[0][places])
     assert torch.equal(values[places], kv[1][places])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("starts", [(0, 0), (0, 40)], ids=["all new", "beside a row that goes on"])
+def test_idle_tokens_are_no_rows_and_their_output_is_0(dtype, starts):
+    """Whatever they are: a block of attention loads them beside the last tokens of a row."""
+    H, D, counts = 4, 64, (70, 3 if not starts[1] else 1)
+    normal, spec = Normal("cuda", dtype, 7), Spec(H, H, D)
+    keys, values = (normal(2, H, 128, D) for _ in range(2))
+    qkv, found = normal(sum(counts), 3 * H * D), []
+    for idle in (0, 55):
+        batch = mapped(make_batch(counts, starts=starts, size=sum(counts) + idle), lambda tensor: tensor.cuda())
+        read = torch.cat([qkv, torch.full_like(qkv[:1], torch.nan).expand(idle, -1)])
+        kv = keys.clone(), values.clone()
+        found.append((cuda.attention(read, kv, batch, spec, empty=fresh), *kv))
+    (alone, *stored), (filled, *others) = found
+    assert torch.equal(filled[: sum(counts)], alone) and not filled[sum(counts) :].any()
+    assert all(map(torch.equal, stored, others))

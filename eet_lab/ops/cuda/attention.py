@@ -141,6 +141,8 @@ def _attend(
     out = empty("attended", (T, H * D), qkv)
     if qkv.is_meta or not T:
         return out
+    if batch.num_idle:  # a block of attention may load them beside a row's own, and no number times 0 is none
+        out[batch.num_read :].zero_()
     if mask is not None:
         check(mask, "mask", qkv.dtype, (B, 1, T // B, K))
     one_each = batch.one_each or (T == B and mask is not None)
@@ -206,7 +208,7 @@ def _decode(cached: _Cached, turned: dict[str, Any], split: Split | None, depend
 def _append_and_attend(cached: _Cached) -> None:
     """Any tokens: a launch that writes the cache, and one that attends; Hopper's own kernel does both where it can."""
     qkv, _, mask, batch, K, (window, scale), how, paging = cached
-    T, B, D, longest = len(qkv), batch.num_rows, how["D"], batch.max_q
+    T, B, D, longest = batch.num_read, batch.num_rows, how["D"], batch.max_q
     has_pads, all_new = _of_rows(batch)
     rows, dtype = batch.rows.data_ptr(), {"dtype": DTYPES[qkv.dtype]}
     how |= {"first": batch.first.data_ptr(), "count": batch.count.data_ptr()}
@@ -232,7 +234,7 @@ def _of_rows(batch: Batch) -> tuple[bool, bool]:
     if batch.spans is None or batch.keys.spans is None:
         return False, False
     counts = [count for _, count in batch.spans]
-    has_pads = sum(counts) < len(batch.rows)
+    has_pads = sum(counts) < batch.num_read
     seen = (end - begin for begin, end in batch.keys.spans)
     return has_pads, not has_pads and all(not new or new == old for new, old in zip(counts, seen, strict=True))
 

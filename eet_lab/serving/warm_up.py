@@ -1,0 +1,138 @@
+"""What comes up while a model is served, run before: kernels are loaded, passes placed, and steps captured."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Iterator, Sequence
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from eet_lab.bench.encoding import encoded, num_warm_ups
+from eet_lab.bench.timing import check
+from eet_lab.bench.workloads import FIRST_TOKEN
+from eet_lab.engine.encode import EncoderEngine
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.engine.slots import FEW_TOKENS
+from eet_lab.engine.tasks import MEAN
+from eet_lab.models import Model
+from eet_lab.models.on_device import on_its_encoders_device
+from eet_lab.parts.passes import Batching, Text
+from eet_lab.progress import Cancel
+from eet_lab.scheduling.cost import Costs
+from eet_lab.scheduling.policy import BasePolicy
+from eet_lab.scheduling.queued import Queued
+from eet_lab.scheduling.traffic import Traffic
+
+MOST_TOKENS, FEW_NEW_TOKENS = 4096, 4
+"""The most tokens of a decoder's pass that is run, and how many decode steps."""
+FEW_TEXTS = 4
+"""Texts that warm an encoder up."""
+SAMPLES, DRAWN = 6, 64
+"""Queues of each length that a policy is asked about to warm up passes which are captured; more of short ones, so that
+they have so many requests between them.
+"""
+
+
+def warm_up_decoder(engine: Engine, cancel: Cancel | None = None) -> None:
+    """Run what comes up where requests join, once there is room for all: a pass of each size, and a few decode steps.
+
+    Passes of few tokens are traced when they first come, and for others a GPU's libraries load kernels. Errors:
+    Cancelled.
+    """
+    word = engine.model.config.bos_id
+
+    def run(lengths: Sequence[int], new_tokens: int = 1) -> None:
+        engine.reset_prefix_cache()  # which has these tokens
+        requests = [engine.add([word] * length, Settings(new_tokens)) for length in lengths]
+        while not all(request.done for request in requests):  # a step may tell nothing before the last
+            engine.step()
+            check(cancel)
+
+    run([1])  # opens the slots
+    slots = engine.slots
+    assert slots is not None
+    longest = min(slots.schedule.chunk or slots.capacity, slots.capacity - 1)
+    most = min(slots.schedule.most_tokens(slots.capacity), slots.num_slots * longest, MOST_TOKENS)
+    sizes = {slots.pass_size(tokens) for tokens in range(1, most + 1)}
+    if engine.model.device.type != "cuda":
+        sizes = {tokens for tokens in sizes if tokens <= FEW_TOKENS}
+    for tokens in sorted(sizes):
+        rows = -(-tokens // longest)
+        run([tokens // rows + (row < tokens % rows) for row in range(rows)])
+    run([longest], min(FEW_NEW_TOKENS, slots.capacity - longest))
+    engine.reset_prefix_cache()
+
+
+@on_its_encoders_device
+def warm_up_encoder(
+    model: Model,
+    engine: EncoderEngine,
+    traffic: Traffic,
+    policy: BasePolicy,
+    costs: Costs,
+    cancel: Cancel | None = None,
+) -> None:
+    """Run an encoder's passes before they are served, so that libraries have what they keep.
+
+    Where passes are captured, it runs groups that the policy makes of such traffic by the `costs`: first the largest,
+    so that memory grows no more, then those of each bucket, twice: the second time they are captured.
+    """
+    texts = random_texts(model, traffic)
+    engine.prepare(cancel=cancel)
+    if not engine.parts.is_captured:
+        few = texts[:FEW_TEXTS]
+        encoded(engine, few, Batching(rectangle(few)), cancel)
+        return
+    found: dict[Hashable, list[list[int]]] = {}
+    for group in _possible(traffic, policy, costs):
+        check(cancel)
+        rows = [texts[number] for number in group]
+        bucket = engine.bucket([Text(row) for row in rows], MEAN)
+        if rectangle(rows) > rectangle(found.get(bucket, [[]])):
+            found[bucket] = rows
+    launch: Any = engine.parts.launch
+    buckets = sorted(found, key=lambda bucket: -rectangle(found[bucket]))[: launch.graphs]
+    for size in (rectangle, _num_tokens, len, _longest):
+        rows = max(found.values(), key=size)
+        encoded(engine, rows, Batching(rectangle(rows)), cancel)
+    for bucket in buckets:
+        for _ in range(1 if bucket is None else num_warm_ups(engine.parts)):
+            encoded(engine, found[bucket], Batching(rectangle(found[bucket])), cancel)
+
+
+def _possible(traffic: Traffic, policy: BasePolicy, costs: Costs) -> Iterator[list[int]]:
+    """The groups that a policy makes of requests that happen to wait together, and of the longest ones."""
+    draw, columns = random.Random(0), (traffic.lengths.tolist(), traffic.new_tokens.tolist())
+    requests = [Queued(number, *each, 0.0) for number, each in enumerate(zip(*columns, strict=True))]
+    ordered = sorted(requests, key=lambda each: each.length)
+    most = min(max(policy.knobs.get(each, 1) for each in ("max_rows", "window")), len(requests))
+    sizes = {most, *(size for power in range(16) for size in (2**power, 3 * 2**power) if size < most)}
+    for size in sorted(sizes):
+        queues = [draw.sample(requests, size) for _ in range(max(SAMPLES, DRAWN // size))]
+        for waiting in (ordered[-size:], *queues):
+            while waiting and (groups := policy.next(waiting, inf, costs).groups):
+                yield from ([each.number for each in group] for group in groups)
+                taken = {each.number for group in groups for each in group}
+                waiting = [each for each in waiting if each.number not in taken]
+
+
+def random_texts(model: Model, traffic: Traffic) -> list[list[int]]:
+    """Random tokens of its lengths."""
+    ends = np.cumsum(traffic.lengths)
+    ids = np.random.default_rng(0).integers(FIRST_TOKEN, model.config.vocab_size, int(ends[-1])).tolist()
+    return [ids[end - length : end] for end, length in zip(ends.tolist(), traffic.lengths.tolist(), strict=True)]
+
+
+def rectangle(rows: Sequence[Sequence[int]]) -> int:
+    return len(rows) * _longest(rows)
+
+
+def _longest(rows: Sequence[Sequence[int]]) -> int:
+    return max(map(len, rows))
+
+
+def _num_tokens(rows: Sequence[Sequence[int]]) -> int:
+    return sum(map(len, rows))
