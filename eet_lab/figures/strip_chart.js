@@ -53,10 +53,8 @@ function render({ model, el }) {
 
   // What a name says after a colon, a point or a bracket goes first where there is little room, and so does a unit that all
   // lines share, which the title has then.
-  function told(name) {
-    const end = name.search(/: | · | \(/), main = end < 0 ? name : name.slice(0, end);
-    return [main, piece("eet-strip-more", name.slice(main.length))];
-  }
+  const short = (name) => name.split(/: | · | \(/)[0];
+  const told = (name) => [short(name), piece("eet-strip-more", name.slice(short(name).length))];
   function piece(className, text) {
     const node = document.createElement("span");
     node.className = className;
@@ -66,6 +64,7 @@ function render({ model, el }) {
 
   function legend() {
     const units = model.get("series").map((s) => s.unit || model.get("unit")), shared = new Set(units).size < 2;
+    const names = model.get("series").map((s) => s.name), apart = new Set(names.map(short)).size === names.length;
     titleEl.title = model.get("title");
     titleEl.replaceChildren(...told(model.get("title")), piece("eet-strip-less", shared && units[0] ? ", " + units[0] : ""));
     scaleEl.setAttribute("aria-pressed", String(scale === "log"));
@@ -79,7 +78,7 @@ function render({ model, el }) {
       dot.style.background = s.color;
       item.title = s.name;
       value.append(number, unit);
-      item.append(dot, ...told(s.name), " ", value);
+      item.append(dot, ...(apart ? told(s.name) : [s.name]), " ", value);
       legendEl.append(item);
       return (last) => { number.textContent = last === undefined ? "–" : brief(last); unit.hidden = last === undefined; };
     });

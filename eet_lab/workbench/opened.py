@@ -11,6 +11,7 @@ from eet_lab.bench.timeline import Timelines
 from eet_lab.errors import EETError, PromptError, ResultError
 from eet_lab.figures import theme
 from eet_lab.figures.players import race_lane
+from eet_lab.figures.results import pair_names
 from eet_lab.labels import short_form
 from eet_lab.models.config import PRESETS
 from eet_lab.models.loading import DEMO_LABEL, RANDOM_LABEL, demo_tokenizer
@@ -106,6 +107,11 @@ class Opened:
         return self.row.id if self.row else ""
 
     @property
+    def ids(self) -> list[str]:
+        """The ids of all that is open."""
+        return [row.id for row in (self.pair.rows if self.pair else [self.row] if self.row else [])]
+
+    @property
     def banner(self) -> Mapping[str, Any]:
         """What is open, and the way back."""
         if self.pair is not None:
@@ -139,10 +145,10 @@ class Opened:
         tokenizer = demo_tokenizer() if trained else None
         decode = decoder(tokenizer, stop)
         prompts = result.prompts if trained else as_ids(result)
-        colors = theme.BASELINE, theme.SELECTION
+        names, colors = pair_names([m.recipe for m in pair], where.device_kind), (theme.BASELINE, theme.SELECTION)
         lanes = [
-            race_lane(short_form(m.recipe, where.device_kind), color, m, result.prompt_lengths, decode)
-            for m, color in zip(pair, colors, strict=True)
+            race_lane(name, color, m, result.prompt_lengths, decode)
+            for name, m, color in zip(names, pair, colors, strict=True)
         ]
         title = f"{where.model_label}, recorded on {where.device}. Both lanes run on one clock."
         title = " ".join(filter(None, [title, answer.meaningless(result)]))

@@ -304,7 +304,7 @@ class Results:
         still = " It is shown until the next result, and no longer kept." if id == self._id == self._shown else ""
         self.said = f"Deleted: {name}.{still}" if name else ""
         self._ticked = [each for each in self._ticked if each != id]
-        if self.opened and self.opened.id == id:
+        if self.opened and id in self.opened.ids:
             self.close_run()
 
     def _open_two(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from playwright.sync_api import expect
 
 from browser.jupyter_pages import Lab, Server
 
@@ -28,7 +29,7 @@ from eet_lab.paths import PACKAGE
 one, two = (load_result(PACKAGE / "recorded" / f"h200-{name}-gpt2-xl.json") for name in ("compare", "ladder"))
 box = FigureBox(height=260)
 box.show(plot(two, "waterfall"))
-chart = StripChart(title="steps", unit="ms", series=[{"name": "run", "color": theme.SELECTION}])
+chart = StripChart(title="steps", unit="ms", series=[{"name": f"run ({n})", "color": theme.SELECTION} for n in (1, 2)])
 chart.push([(0, i / 10, 20.0 + i % 7) for i in range(60)])
 chart.snapshot_now()
 page = W.VBox([W.HTML(theme.stylesheet()), box, chart]).add_class("eet-bench")
@@ -270,6 +271,11 @@ def follow_the_theme_and_the_screen(page: Any) -> None:
     assert covered == []
     names = page.eval_on_selector_all(".modebar-btn", "all => all.map(e => e.dataset.title)")
     assert names and not [name for name in names if "loud" in name]
+
+    # In little room a name of the strip chart keeps what tells it from the other.
+    page.locator(".eet-strip").evaluate("(chart) => { chart.style.maxWidth = '200px'; }")
+    expect(page.locator(".eet-strip-legend b").first).not_to_contain_text("ms", use_inner_text=True)
+    assert "run (1)" in page.locator(".eet-strip-legend").inner_text()
 
     # The switch of the strip chart's axis says what it is and how it stands.
     switch = page.get_by_role("button", name="logarithmic axis of steps")

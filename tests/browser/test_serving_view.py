@@ -62,6 +62,17 @@ def test_a_film_of_two_policies_plays_in_the_page(lab: Lab, lab_server: Server, 
     slider.fill("500")
     assert "of 80 done" in page.locator(".eet-film-stats").first.text_content()
 
+    # In larger type its buttons, fields and tables grow with the words, none of which is cut.
+    page.add_style_tag(content=".eet-large { --eet-scale: 1.35; }")
+    parts = page.locator(".jupyter-button, .eet-help, .widget-text input, .eet-result td").filter(visible=True)
+    sizes = parts.evaluate_all("all => all.map((e) => parseFloat(getComputedStyle(e).fontSize))")
+    page.locator(".eet-bench").first.evaluate("(bench) => bench.classList.add('eet-large')")
+    larger = parts.evaluate_all("all => all.map((e) => parseFloat(getComputedStyle(e).fontSize))")
+    assert len(sizes) > 10 and all(now > 1.25 * was for was, now in zip(sizes, larger, strict=True))
+    cut = "all => all.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.innerText)"
+    assert page.locator(".jupyter-button").filter(visible=True).evaluate_all(cut) == []
+    page.locator(".eet-bench").first.evaluate("(bench) => bench.classList.remove('eet-large')")
+
     # The cell is run again: one view, and the threads of one.
     lab.run_all()
     page.wait_for_function("() => document.querySelectorAll('.eet-film-lane').length === 0", timeout=20_000)

@@ -190,6 +190,8 @@ def test_runs_of_other_prompts_are_said_to_be_of_others(bench: Workbench) -> Non
         do(bench, c.Tick(kept, True))
     do(bench, c.CompareTicked())
     assert shown(bench, "answer")["tiles"][3]["change"]["text"] == "of other prompts"
+    do(bench, c.Delete(kept))
+    assert shown(bench, "bar")["banner"]["text"].startswith("CPU mode"), "nothing is said of a run that is gone"
 
 
 def test_one_recipe_twice_is_two_runs(bench: Workbench) -> None:
@@ -203,6 +205,8 @@ def test_one_recipe_twice_is_two_runs(bench: Workbench) -> None:
     assert [*watching.memory] == ["all (first)", "all (second)"] == [each["name"] for each in latency.series]
     assert {series for series, _, _ in latency.points} == {0, 1}
     assert [name for name, _ in runs(bench.result)] == ["all (first)", "all (second)"]
+    do(bench, c.Replay(next(each["id"] for each in shown(bench, "runs")["rows"] if each["shown"])))
+    assert [lane["name"] for lane in bench.controller.page.race.race["lanes"]] == ["all (first)", "all (second)"]
 
 
 def test_words_of_what_is_over_are_taken_down(bench: Workbench) -> None:
