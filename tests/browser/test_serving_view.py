@@ -71,6 +71,10 @@ def test_a_film_of_two_policies_plays_in_the_page(lab: Lab, lab_server: Server, 
     assert len(sizes) > 10 and all(now > 1.25 * was for was, now in zip(sizes, larger, strict=True))
     cut = "all => all.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.innerText)"
     assert page.locator(".jupyter-button").filter(visible=True).evaluate_all(cut) == []
+    page.set_viewport_size({"width": 500, "height": 1800})  # where what is too wide scrolls in its own place
+    beyond = "document.querySelector('.eet-result').getBoundingClientRect().right <= innerWidth"
+    page.wait_for_function(f"() => innerWidth === 500 && {beyond}", timeout=10_000)
+    page.set_viewport_size({"width": 1440, "height": 1800})
     page.locator(".eet-bench").first.evaluate("(bench) => bench.classList.remove('eet-large')")
 
     # The cell is run again: one view, and the threads of one.

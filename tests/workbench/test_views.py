@@ -260,11 +260,12 @@ def test_a_file_is_sent_unless_it_is_too_large(opened: Open, tmp_path: Path) -> 
     assert page.locator(".eet-runs .eet-said").inner_text() == "Exported: c.json"
 
 
-def test_why_runs_cannot_be_kept_can_be_read(opened: Open) -> None:
+@pytest.mark.parametrize("width, large", [(1270, False), (1255, True), (484, True)])
+def test_why_runs_cannot_be_kept_can_be_read(opened: Open, width: int, large: bool) -> None:
     states = page_states.compared()
     why = "Runs cannot be kept in eet-lab-results: /srv/notebooks/of-the-course is read-only, or not yours to write to."
     states["runs"]["read_only_folder"] = f"{why} {IN_MEMORY}"
-    said = opened(states, width=1270).locator(".eet-runs .eet-said")
+    said = opened(states, width=width, large=large).locator(".eet-runs .eet-said")
     assert said.inner_text() == f"{why} {IN_MEMORY}"
     assert said.evaluate("(said) => said.scrollHeight - said.clientHeight") <= 0
 
