@@ -231,7 +231,7 @@ def test_kept_runs_outlive_the_cell_and_the_kernel(bench: Any) -> None:
     with page.expect_download(timeout=60_000) as found:
         button(page, "Export…").click()
         button(page, "Export: JSON").click()
-    assert re.fullmatch(r"Run-1-\d{4}-\d\d-\d\d\.json", found.value.suggested_filename)
+    assert re.fullmatch(r"Run-\d+-\d{4}-\d\d-\d\d\.json", found.value.suggested_filename)
     assert "eet_lab_result" in json.loads(found.value.path().read_bytes())
     assert bench.threads() == THREADS
     bench.run_all()
