@@ -129,7 +129,7 @@ LIVES += [(store, policy, GREEDY) for store, policy in zip(STORES, POLICIES, str
 @pytest.mark.parametrize(("store", "policy", "hows"), LIVES)
 def test_each_gets_what_it_would_get_alone(decoder, alone, store, policy, hows):
     engine = engine_of(decoder, store, policy)
-    assert random_life(engine, alone, f"{store}{policy}", 25, hows) > 12
+    assert random_life(engine, alone, f"{store}{policy}", 20, hows) > 8
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -137,18 +137,16 @@ def test_tokens_that_fill_a_pass_up_are_no_rows(decoder, alone, store, monkeypat
     """As on a GPU, where passes have few sizes."""
     most = Recipe.parse(recipe(store)).parts.schedule.most_tokens(96)
     monkeypatch.setattr(slots.Slots, "pass_size", lambda self, tokens: min(tokens + 5, most))
+    read = batches_of(monkeypatch)
     assert random_life(engine_of(decoder, store), alone, f"idle {store}", 15, MIXED) > 7
+    assert 5 in {batch.num_idle for batch in read}
 
 
-def test_few_sizes_of_passes_with_little_that_is_idle(decoder):
-    engine = engine_of(decoder, policy="rows=64:budget=4096", columns=90)
-    engine.add([1], Settings(1))
-    of_cpu = [engine.slots.pass_size(tokens) for tokens in range(1, 4097)]
-    assert of_cpu == [*range(1, 4097)]
-    engine.slots._on_gpu = True
-    sizes = [engine.slots.pass_size(tokens) for tokens in range(1, 4097)]
-    assert sizes[:64] == [*range(1, 65)] and sizes[-1] == 4096 and len({*sizes[64:]}) < 50
-    assert all(0 <= size - tokens <= max(63, tokens / 16) for tokens, size in enumerate(sizes, 1))
+def batches_of(monkeypatch) -> list:
+    """Mixed passes from now on."""
+    read, sent = [], slots.Slots._sent
+    monkeypatch.setattr(slots.Slots, "_sent", lambda *given: read.append(sent(*given)) or read[-1])
+    return read
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -232,7 +230,7 @@ def lagging(monkeypatch):
 def test_a_host_that_is_behind_hears_the_same(decoder, alone, policy, pages):
     more = {} if pages is None else {"kv_cache": PagedKV(page=16, num_pages=pages)}
     engine = engine_of(decoder, "paged" if pages else "static", policy, columns=64, **more)
-    assert random_life(engine, alone, f"{policy}{pages}", 25, MIXED) > 12
+    assert random_life(engine, alone, f"{policy}{pages}", 20, MIXED) > 8
 
 
 @pytest.mark.usefixtures("lagging")

@@ -20,6 +20,7 @@ from eet_lab.engine.token_buffer import Arrival, RequestSettings, SlotTable, num
 from eet_lab.errors import PromptError
 from eet_lab.ops.types import Batch, Choice, Keys
 from eet_lab.parts.batches import batch_of, decode_batch
+from eet_lab.parts.buckets import rounded_up
 from eet_lab.progress import Cancel
 from eet_lab.scheduling import Held, Request, Row, Schedule, Scheduler
 
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 COLUMNS = 1024
 """The columns of a slot, where nothing says how long requests will be."""
 
-FEW_TOKENS = 64
+FEW_TOKENS, LEAST_TOKENS = 64, 8
 """Up to so many tokens ops choose by how many there are. Passes of more ask for the same things, none for more than the
-largest one.
+largest one. And the least that a pass computes on a GPU.
 """
 
 Spans = tuple[tuple[int, int], ...]
@@ -57,7 +58,7 @@ class Slots:
         """For requests of at most `capacity` tokens."""
         self._engine, self.schedule, self.capacity = engine, schedule, capacity
         self.num_slots, self.thread = num_slots, current_thread()
-        self._on_gpu = engine.model.device.type == "cuda"
+        self.has_sizes = engine.model.device.type == "cuda"  # else any number of tokens is one
         self.is_batch = schedule.max_rows is None
         engine.staging.hold(num_numbers_of_changes(num_slots))
         self.table = SlotTable(engine.slot_staging, self.num_slots, capacity)
@@ -289,12 +290,14 @@ class Slots:
         """How many tokens a pass computes that reads so many where requests join.
 
         Each number of them is a shape of its own, for which a GPU's libraries choose and load kernels when it first
-        comes: 4 to 12 ms. So there are few shapes, of which at most a sixteenth is idle from 1,024 tokens on.
+        comes: 4 to 12 ms; and up to `FEW_TOKENS` it has a trace of its own, too. So there are few sizes, of which at
+        most a sixteenth is idle from 1,024 tokens on.
         """
-        if tokens <= FEW_TOKENS or not self._on_gpu:
+        if not self.has_sizes:
             return tokens
-        step = max(FEW_TOKENS, 1 << max((tokens - 1).bit_length() - 5, 0))
-        return min(-(-tokens // step) * step, self.schedule.most_tokens(self.capacity))
+        few = max(LEAST_TOKENS, 1 << (tokens - 1).bit_length())
+        size = few if tokens <= FEW_TOKENS else rounded_up(tokens, FEW_TOKENS, 16)
+        return min(size, max(tokens, self.schedule.most_tokens(self.capacity)))
 
     def _plan(self, batch: Batch) -> None:
         """Memory for a pass of such a size; that of a batch is planned before it begins.
@@ -304,7 +307,7 @@ class Slots:
         if self.is_batch:
             return
         engine, T = self._engine, len(batch.rows)
-        if T > FEW_TOKENS:
+        if T > FEW_TOKENS or not engine.parts.ops.kernels:  # only kernels are chosen by how few tokens there are
             T = self.schedule.most_tokens(self.capacity)
         generation = engine.memory.generation
         passes = engine.tracer.mixed(self.schedule, self.capacity, self._choices, T, self.capacity)

@@ -206,6 +206,7 @@ def _points(
 
 def cost_surface(table: CostTable, title: str = "", kv: float = 0) -> go.Figure:
     """Milliseconds of a pass as a surface: over tokens a text and texts, or prompt tokens and rows at `kv` columns."""
+    clock = "ms a pass on the device" if getattr(table, "host", ()) else "ms a pass"
     if isinstance(table, EncoderCost):
         x, y, names = table.batches, table.lengths, ("texts", "tokens a text")
         at = [[table.at(length, batch) for batch in x] for length in y]
@@ -226,7 +227,7 @@ def cost_surface(table: CostTable, title: str = "", kv: float = 0) -> go.Figure:
     }  # fmt: skip
     scene = {
         "xaxis": axis | {"title": names[0], "tickvals": list(x), "type": "log"},
-        "yaxis": axis | {"title": names[1]}, "zaxis": axis | {"title": "ms a pass"},
+        "yaxis": axis | {"title": names[1]}, "zaxis": axis | {"title": clock},
         "camera": {"eye": {"x": -1.6, "y": -1.7, "z": 0.85}, "center": {"x": 0, "y": 0, "z": -0.22}},
         "aspectmode": "manual", "aspectratio": {"x": 1.3, "y": 1.3, "z": 0.9},
     }  # fmt: skip

@@ -42,7 +42,7 @@ class Size(NamedTuple):
         Tokens are rounded up to an eighth of a power of two, so at most an eighth of more than 1,024 is idle; other
         numbers to powers of two, which cost next to nothing.
         """
-        tokens = _eighth(self.tokens)
+        tokens = rounded_up(self.tokens, IDLE, 8)
         rows = _power(self.rows + -(-(tokens - self.tokens) // IDLE), FEWEST_ROWS)
         asked = {"all": tokens, "first": max(rows, FEWEST_ASKED)}.get(wanted) or _power(self.asked, FEWEST_ASKED)
         return Size(tokens, rows, _power(self.longest, IDLE), asked)
@@ -99,9 +99,9 @@ def blank(size: Size, is_typed: bool) -> Pass:
     return Pass((0,) * size.rows, batch, asked, tokens if is_typed else None)
 
 
-def _eighth(number: int) -> int:
-    """Up to a multiple of an eighth of the power of two below it, and of `IDLE`."""
-    step = max(IDLE, 1 << max((number - 1).bit_length() - 4, 0))
+def rounded_up(number: int, least: int, parts: int) -> int:
+    """Up to a multiple of `least`, and of so many parts, a power of two, of the power of two below it."""
+    step = max(least, (1 << (number - 1).bit_length() - 1) // parts if number > 1 else 1)
     return -(-number // step) * step
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from eet_lab.errors import PromptError
 from eet_lab.ops.types import KV, Batch
 from eet_lab.parts.kv_cache import KVCache
+from eet_lab.parts.staging import PAGEABLE_BYTES
 from eet_lab.scheduling import HIDDEN, PageLedger, SharedPageLedger
 from eet_lab.words import counted
 
@@ -88,8 +89,9 @@ class Pages(KVCache):
             pages, begin = self.ledger.table[row], self.ledger.skipped[row]
             entries[row] = HIDDEN
             entries[row, begin : begin + len(pages)] = pages
-        # The driver has taken the entries when the call returns, as this memory is not pinned: so they may change.
-        self.block_table.copy_(self._on_host, non_blocking=True)
+        # They may change when the call returns: the driver has taken them, or they are a copy that PyTorch keeps.
+        is_large = self.block_table.is_cuda and self._on_host.nbytes > PAGEABLE_BYTES
+        self.block_table.copy_(self._on_host.pin_memory() if is_large else self._on_host, non_blocking=True)
 
     def layer(self, number: int, batch: Batch) -> KV:
         """The layer's pages of keys and of values [P,G,page,D]; `block_table` tells which are whose."""

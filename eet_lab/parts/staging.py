@@ -16,8 +16,8 @@ ALIGNED_NUMBERS = 16
 """Numbers: tensors begin at multiples of 128 bytes."""
 
 
-MOST_PAGEABLE = 8192
-"""Numbers that the driver takes in before a copy returns: 64 KiB."""
+PAGEABLE_BYTES = 65_536
+"""What the driver takes in before a copy from memory that is not pinned returns; for more it waits for the device."""
 
 
 def padded(num_numbers: int) -> int:
@@ -35,8 +35,7 @@ class Staging:
     def receive(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """The same tensors on the device, contiguous; they are overwritten by what comes next."""
         sizes = [padded(part.numel()) for part in parts]
-        # For more than that the driver would wait until all before the copy is done, unless the memory is pinned.
-        pinned = self._data.is_cuda and sum(sizes) > MOST_PAGEABLE
+        pinned = self._data.is_cuda and sum(sizes) * self._data.itemsize > PAGEABLE_BYTES
         sent = torch.empty(sum(sizes), dtype=torch.long, pin_memory=pinned)
         room, ends = sent.numpy(), accumulate(sizes)  # numpy copies what is small in a tenth of PyTorch's time
         for part, end, size in zip(parts, ends, sizes, strict=True):

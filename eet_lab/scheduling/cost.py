@@ -107,14 +107,12 @@ class EncoderCost:
 
     def padded(self, length: int, rows: int) -> float:
         """Milliseconds of a pass that reads so many texts, padded to such a length. CostError beyond the table."""
-        return float(self.padded_up_to(length, rows)[-1])
+        return self.at(length, rows)
 
     def padded_up_to(self, length: int, rows: int) -> np.ndarray:
         found = self._of_length.get(length)
-        if found is None:
-            found = self._of_length[length] = self.grid.line(length)
-        if rows > len(found):
-            self.at(length, rows)  # which tells what is beyond
+        if found is None or len(found) < rows:  # a queue that grows asks for a few more each time
+            found = self._of_length[length] = self.grid.line(length, max(rows, min(2 * rows, self.most_rows)))
         return found[:rows]
 
     def packed(self, lengths: Sequence[int]) -> float:
@@ -184,7 +182,8 @@ class DecoderCost:
     def __post_init__(self) -> None:
         _check(self)
         check_whole(CostError, "ahead", self.ahead, 0, MOST_AHEAD)
-        self._host_grid  # noqa: B018
+        if self.host:
+            self._grid_of(self.host)
 
     @cached_property
     def grid(self) -> Grid:
@@ -220,7 +219,8 @@ class DecoderCost:
     def padded_up_to(self, length: int, rows: int) -> np.ndarray:
         import numpy as np
 
-        return np.array([self.at(length * each, each, 0) for each in range(1, rows + 1)])
+        sizes = [PassSize(each, 0, length * each, 0, 0) for each in range(1, rows + 1)]
+        return np.array([max(self.pass_ms(size), self.host_ms(size)) for size in sizes])
 
     def pass_ms(self, size: PassSize) -> float:
         """Milliseconds of a pass that a scheduler has planned."""

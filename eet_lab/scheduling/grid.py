@@ -65,11 +65,19 @@ class Grid:
         return sum(values[at] * share for at, share in corners)
 
     def line(self, *point: float) -> np.ndarray:
-        """The values where the last axis has 1, 2, ... up to its last node, and the others are at a point."""
+        """The values where the last axis has 1, 2, ... up to the last of these numbers, and the others are as given.
+
+        CostError beyond what was measured.
+        """
         import numpy as np
 
+        *others, last = point
         nodes = self.axes[-1].nodes
-        return np.interp(np.arange(1, nodes[-1] + 1), nodes, [self.at(*point, node) for node in nodes])
+        after = min(bisect_left(nodes, last), len(nodes) - 1)
+        if last > nodes[-1]:
+            self._refuse(self.axes[-1], last)
+        some = nodes[: after + 1]
+        return np.interp(np.arange(1, last + 1), some, [self.at(*others, node) for node in some])
 
     def _refuse(self, axis: Axis, place: float) -> None:
         raise CostError(

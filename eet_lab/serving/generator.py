@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from math import inf
 
@@ -70,14 +70,16 @@ class Generator(Worker):
         return bool(self._jobs)
 
     def _build(self) -> None:
-        engine = Engine(self._model.decoder, self._recipe.parts)
-        engine.prepare(self.progress)
         rows = self._recipe.parts.schedule.max_rows
         assert rows is not None
-        # Prompts of one token: it shall take memory, and not compute what nobody asked for.
-        engine.reserve(rows, 1, Settings(max_new_tokens=self._columns - 1))
-        if engine.model.device.type == "cuda":  # it takes a second; a CPU would compute for longer
-            warm_up_decoder(engine)
+        with ExitStack() as on_error:
+            engine = on_error.enter_context(closing(Engine(self._model.decoder, self._recipe.parts)))
+            engine.prepare(self.progress)
+            # Prompts of one token: it shall take memory, and not compute what nobody asked for.
+            engine.reserve(rows, 1, Settings(max_new_tokens=self._columns - 1))
+            if engine.model.device.type == "cuda":  # a CPU has nothing to warm up but its decode steps
+                warm_up_decoder(engine)
+            on_error.pop_all()
         self.engine = engine
 
     def _join(self, job: Job) -> None:

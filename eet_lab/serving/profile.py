@@ -42,9 +42,10 @@ def profile(
 
     `axes` are what is measured: lengths and batches of an encoder; extras, rows and columns of a decoder, as
     `DecoderCost` names them. None: powers up to the model's context and the recipe's rows and budget. Each time is the
-    median of `repeats`. A table is kept by model, recipe, device, commit and axes; `fresh` measures it again, as does
-    code that differs from its commit. Errors: RecipeError for a decoder's recipe without continuous batching;
-    CostError for axes that the model cannot run; OutOfMemory; Cancelled.
+    median of `repeats`; of a decoder on a GPU there are two, the device's and the host's. A table is kept by model,
+    recipe, device, commit and axes; `fresh` measures it again, as does code that differs from its commit. Errors:
+    RecipeError for a decoder's recipe without continuous batching; CostError for axes that the model cannot run;
+    OutOfMemory; Cancelled.
     """
     check_repeats(repeats)
     decodes = checked_model(model).config.stage == "generate"

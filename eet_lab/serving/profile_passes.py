@@ -37,11 +37,11 @@ from eet_lab.technique import Recipe
 REPEATS = 3
 """How often each time is taken, after a pass that warms up."""
 DECODE_STEPS = 8
-"""Decode steps that are timed together: an engine's host runs ahead of its GPU by some."""
+"""Decode steps that are timed together: no more than a host may be ahead of its device, or it would wait."""
 JOINING_STEPS = 3
-"""Passes that are timed together on a GPU where others join in each: while one runs, the host lays out the next."""
-SLEPT, CYCLES = 1.5, 2_000_000
-"""How long a device waits, in times of what the host took, and its cycles of a millisecond at the most."""
+"""Passes that are timed together on a GPU where others join in each."""
+SLEPT, MOST_SLEPT_MS, CYCLES = 1.5, 250.0, 2_000_000
+"""How long a device waits, in times of what the host took, and at the most; and its cycles of a millisecond."""
 
 
 def _powers(first: int, factor: int, most: int) -> tuple[int, ...]:
@@ -261,13 +261,13 @@ class _Decoding:
         """
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
-        torch.cuda._sleep(round(self._host_ms * SLEPT * CYCLES))  # as PyTorch's own tests do
+        torch.cuda._sleep(round(min(self._host_ms * SLEPT, MOST_SLEPT_MS) * CYCLES))  # as PyTorch's own tests do
         begin.record()
         took = on_host(work)
         end.record()
         torch.cuda.synchronize()
         self._host_ms = took.seconds * 1e3
-        return Timed(begin.elapsed_time(end) / num_steps, False, self._host_ms / num_steps)
+        return Timed(begin.elapsed_time(end) / num_steps, took.was_disturbed, self._host_ms / num_steps)
 
 
 def encoder_axes(model: Model) -> tuple[tuple[int, ...], ...]:

@@ -15,7 +15,6 @@ from eet_lab.bench.workloads import FIRST_TOKEN
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.slots import FEW_TOKENS
 from eet_lab.engine.tasks import MEAN
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_encoders_device
@@ -37,16 +36,19 @@ they have so many requests between them.
 
 
 def warm_up_decoder(engine: Engine, cancel: Cancel | None = None) -> None:
-    """Run what comes up where requests join, once there is room for all: a pass of each size, and a few decode steps.
+    """Run what comes up where requests join, once there is room for all: passes of each size up to `MOST_TOKENS`
+    tokens, and a few decode steps.
 
-    Passes of few tokens are traced when they first come, and for others a GPU's libraries load kernels. Errors:
-    Cancelled.
+    A GPU's libraries load kernels for a size when it first comes, and passes of few tokens are traced then. On a CPU
+    nothing depends on it. Errors: Cancelled, OutOfMemory.
     """
-    word = engine.model.config.bos_id
+    vocab = engine.model.config.vocab_size
 
     def run(lengths: Sequence[int], new_tokens: int = 1) -> None:
         engine.reset_prefix_cache()  # which has these tokens
-        requests = [engine.add([word] * length, Settings(new_tokens)) for length in lengths]
+        # Rows that begin alike would wait for each other there.
+        prompts = [[row % vocab] * length for row, length in enumerate(lengths)]
+        requests = [engine.add(prompt, Settings(new_tokens)) for prompt in prompts]
         while not all(request.done for request in requests):  # a step may tell nothing before the last
             engine.step()
             check(cancel)
@@ -56,10 +58,8 @@ def warm_up_decoder(engine: Engine, cancel: Cancel | None = None) -> None:
     assert slots is not None
     longest = min(slots.schedule.chunk or slots.capacity, slots.capacity - 1)
     most = min(slots.schedule.most_tokens(slots.capacity), slots.num_slots * longest, MOST_TOKENS)
-    sizes = {slots.pass_size(tokens) for tokens in range(1, most + 1)}
-    if engine.model.device.type != "cuda":
-        sizes = {tokens for tokens in sizes if tokens <= FEW_TOKENS}
-    for tokens in sorted(sizes):
+    largest = {slots.pass_size(tokens): tokens for tokens in range(1, most + 1)}  # the most tokens of each size
+    for tokens in largest.values() if slots.has_sizes else ():
         rows = -(-tokens // longest)
         run([tokens // rows + (row < tokens % rows) for row in range(rows)])
     run([longest], min(FEW_NEW_TOKENS, slots.capacity - longest))
@@ -127,6 +127,7 @@ def random_texts(model: Model, traffic: Traffic) -> list[list[int]]:
 
 
 def rectangle(rows: Sequence[Sequence[int]]) -> int:
+    """Tokens of such texts with pads."""
     return len(rows) * _longest(rows)
 
 

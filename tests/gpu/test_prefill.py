@@ -101,16 +101,23 @@ def test_a_cache_of_more_than_two_to_the_31_numbers():
     assert torch.equal(values[places], kv[1][places])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+KINDS = [(torch.float16, 64, None), (torch.float32, 64, None), (torch.bfloat16, 32, None), (torch.float16, 128, 20)]
+
+
+@pytest.mark.parametrize(("dtype", "D", "window"), KINDS, ids=str)
 @pytest.mark.parametrize("starts", [(0, 0), (0, 40)], ids=["all new", "beside a row that goes on"])
-def test_idle_tokens_are_no_rows_and_their_output_is_0(dtype, starts):
+@pytest.mark.parametrize("page", [None, 64])
+def test_idle_tokens_are_no_rows_and_their_output_is_0(dtype, D, window, starts, page):
     """Whatever they are: a block of attention loads them beside the last tokens of a row."""
-    H, D, counts = 4, 64, (70, 3 if not starts[1] else 1)
-    normal, spec = Normal("cuda", dtype, 7), Spec(H, H, D)
-    keys, values = (normal(2, H, 128, D) for _ in range(2))
+    H, counts = 4, (70, 3 if not starts[1] else 1)
+    normal, spec = Normal("cuda", dtype, 7), Spec(H, H, D, window=window)
+    shape = (2, H, 128, D) if page is None else (5, H, page, D)
+    keys, values = (normal(*shape) for _ in range(2))
+    table = None if page is None else torch.tensor([[1, 2], [3, 4]], dtype=torch.int32, device="cuda")
     qkv, found = normal(sum(counts), 3 * H * D), []
     for idle in (0, 55):
         batch = mapped(make_batch(counts, starts=starts, size=sum(counts) + idle), lambda tensor: tensor.cuda())
+        batch = batch._replace(keys=batch.keys._replace(table=table))
         read = torch.cat([qkv, torch.full_like(qkv[:1], torch.nan).expand(idle, -1)])
         kv = keys.clone(), values.clone()
         found.append((cuda.attention(read, kv, batch, spec, empty=fresh), *kv))
