@@ -22,6 +22,7 @@ Serves a model with OpenAI's interface: /v1/completions, /v1/chat/completions, /
 
   eet-lab serve                                    the demo model on http://127.0.0.1:8000
   eet-lab serve --model llama-1b --recipe all,continuous_batching:rows=256:budget=2048
+  eet-lab serve --model bert-folder --policy dynamic_program     a batching policy of eet-lab simulate, for encoders
   eet-lab serve --model folder --host 0.0.0.0 --api-key-file key.txt
   eet-lab serve --model folder --replicas 2        two processes of Ray Serve, a GPU each (extra: ray)
   eet-lab serve --model folder --replicas 1-8      as many as requests ask for
@@ -40,6 +41,7 @@ OPTIONS = (
     ("drain-s", float, "S", "seconds to finish what was accepted, at the end (default: 30)"),
     ("response-cache-mib", int, "MIB", "keep so many MiB of answers for requests that come again (default: 0, none)"),
     ("served-model-name", str, "NAME", "the model's name in requests (default: as it was loaded)"),
+    ("policy", str, "WORDS", "which texts an encoder reads together: a batching policy of eet-lab simulate"),
     ("pool", str, "HOW", "how /v1/embeddings makes a vector of a text: mean or cls (default: mean)"),
 )
 

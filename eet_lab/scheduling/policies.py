@@ -100,6 +100,7 @@ class DynamicProgram(BasePolicy):
 
     name: ClassVar[str] = "dynamic_program"
     title: ClassVar[str] = "Dynamic program"
+    reads_costs: ClassVar[bool] = True
 
     trigger: str = knob("hungry", "When a queue is planned.", choices=("hungry", "lazy"), label="Trigger")
     wait_ms: float = knob(

@@ -65,7 +65,7 @@ class BasePolicy:
     """What policies share: the docstring is the card, the fields are knobs, `str` is what `parse` reads.
 
     `stages` are what it is for: encoders ("encode"), decoders ("generate"), or both. `is_packed`: a group lies end to
-    end, else as a rectangle with pads.
+    end, else as a rectangle with pads. `reads_costs`: it asks the cost table.
     """
 
     name: ClassVar[str]
@@ -73,6 +73,7 @@ class BasePolicy:
     stages: ClassVar[tuple[str, ...]] = ("encode", "generate")
     is_packed: ClassVar[bool] = False
     joins: ClassVar[bool] = False
+    reads_costs: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         try:

@@ -99,10 +99,15 @@ def serve_traffic(
 def served_recipe(model: Model, table: CostTable, policy: BasePolicy) -> Recipe:
     """The recipe that a table was measured with, under the limits of a policy."""
     recipe = Recipe.parse(table.source.recipe, model.device)
-    if table.kind == "encoder":  # a padded group stays a rectangle
-        return recipe if policy.is_packed else Recipe(tuple(t for t in recipe if t.name != "packed_prefill"))
+    if table.kind == "encoder":
+        return under_policy(recipe, policy)
     limits: Any = {"rows": policy.schedule.max_rows, "chunk": policy.schedule.chunk, "budget": policy.schedule.budget}
     return Recipe(tuple(replace(t, **limits) if t.name == "continuous_batching" else t for t in recipe))
+
+
+def under_policy(recipe: Recipe, policy: BasePolicy) -> Recipe:
+    """The recipe of an encoder that reads groups of this policy: a padded one stays a rectangle."""
+    return recipe if policy.is_packed else Recipe(tuple(t for t in recipe if t.name != "packed_prefill"))
 
 
 def _check_engine(engine: EncoderEngine, model: Model, table: CostTable, policy: BasePolicy) -> None:

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from eet_lab.errors import SetupError, did_you_mean
+from eet_lab.errors import ScheduleError, SetupError, did_you_mean
+from eet_lab.scheduling.policies import parse_policy
 from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.words import MiB, told
 
@@ -41,6 +42,12 @@ class Options:
 
     All clients share it, and the time of an answer tells whether somebody asked for it before.
     """
+    policy: str | None = None
+    """Which texts an encoder reads together: words of a batching policy, such as "dynamic_program:trigger=lazy".
+
+    Its cost table, if it asks for one, is measured before the first request, once a machine. None: whole requests, as
+    many as come to a pass of tokens. Requests of other models join as the recipe's continuous_batching says.
+    """
     pool: str = "mean"
     """How /v1/embeddings makes a vector of a text: "mean" or "cls"."""
 
@@ -59,6 +66,8 @@ class Options:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise SetupError(f"{name} is {told(value)}, but it must be a text of one character at least, or None.")
+        if self.policy is not None:
+            _check_policy(self.policy)
         if self.pool not in ("mean", "cls"):
             raise SetupError(f"pool is {told(self.pool)}, but it must be 'mean' or 'cls'.")
 
@@ -81,6 +90,21 @@ class Options:
                 "most as many."
             )
         return self.max_model_len
+
+
+def _check_policy(words: Any) -> None:
+    """SetupError for what is no policy of an encoder."""
+    if not isinstance(words, str):
+        raise SetupError(f"policy is {told(words)}, but it must be words such as 'dynamic_program', or None.")
+    try:
+        policy = parse_policy(words)
+    except ScheduleError as error:
+        raise SetupError(f"policy: {error}") from None
+    if "encode" not in policy.stages:
+        raise SetupError(
+            f"policy is {policy.name}, which is for models that generate: its knobs are those of their recipe, such as "
+            "all,continuous_batching:rows=16."
+        )
 
 
 LONGEST = 4096

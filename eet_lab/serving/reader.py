@@ -1,25 +1,35 @@
-"""The thread that reads texts with an encoder: what waits together is read together."""
+"""The thread that reads texts with an encoder: what waits is read together as a batching policy says."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from eet_lab.engine.encode import EncoderEngine, Run
+from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.tasks import TextTask
-from eet_lab.errors import EETError
+from eet_lab.errors import EETError, SetupError
 from eet_lab.models import Model
 from eet_lab.parts.passes import Batching, Readable
+from eet_lab.scheduling.cost import CostTable
+from eet_lab.scheduling.policies import parse_policy
+from eet_lab.scheduling.policy import BasePolicy
 from eet_lab.serving.errors import ApiError, failed, of_engine
+from eet_lab.serving.live import under_policy
+from eet_lab.serving.profile import profile
+from eet_lab.serving.warm_up import rectangle
 from eet_lab.serving.worker import Worker
 from eet_lab.technique import Recipe
 
 BATCHING = Batching()
+LOOK_S = 0.002
+"""How long the thread sleeps at most where a policy waits for company: others may come, or leave."""
 
 
 class Reading(NamedTuple):
@@ -34,78 +44,175 @@ class Reading(NamedTuple):
         return sum(len(text.ids) for text in self.texts)
 
 
-class Reader(Worker):
-    """Reads the oldest that waits, together with what follows for the same task, up to a pass of tokens."""
+class Waiting(NamedTuple):
+    """A text of a request, as a policy sees it."""
 
-    def __init__(self, model: Model, recipe: Recipe) -> None:
+    reading: Reading
+    number: int
+    length: int
+    arrival_ms: float
+
+
+class Reader(Worker):
+    """Reads the groups of a batching policy, each in one pass.
+
+    Without a policy it reads whole requests, the oldest and what follows for the same task, up to a pass of tokens.
+    """
+
+    def __init__(self, model: Model, recipe: Recipe, policy: str | None = None) -> None:
         super().__init__("eet-serving")
-        self._model, self._recipe = model, recipe
-        self._waiting: deque[Reading] = deque()
-        self._batch: Sequence[Reading] = ()
+        self._model, self._recipe, self._words = model, recipe, policy
+        self._policy: BasePolicy | None = None
+        self._costs: CostTable | None = None
+        self._waiting = list[Waiting]()  # the oldest first
+        self._planned = deque[Sequence[Waiting]]()
+        self._rows = dict[asyncio.Future, dict[int, Tensor]]()  # of requests that are read in part
+        self._group: Sequence[Waiting] = ()
         self.engine: EncoderEngine | None = None
 
     def join(self, reading: Reading) -> None:
         """Queue it; from any thread."""
-        self.command(partial(self._waiting.append, reading))
+        self.command(partial(self._queue, reading))
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting or self._planned)
 
     def _build(self) -> None:
-        self.engine = EncoderEngine(self._model.encoder, self._recipe.parts)
+        recipe = self._recipe
+        if self._words is not None:
+            policy = parse_policy(self._words)
+            if policy.reads_costs and self._costs is None:
+                self._costs = profile(self._model, recipe, progress=self.progress)
+            self._policy = policy = _fitting(self._words, self._costs)
+            recipe = under_policy(recipe, policy)
+        self.engine = EncoderEngine(self._model.encoder, recipe.parts)
         self.engine.prepare(self.progress)
 
+    def _queue(self, reading: Reading) -> None:
+        now_ms = time.perf_counter() * 1e3
+        self._waiting += [Waiting(reading, at, len(text.ids), now_ms) for at, text in enumerate(reading.texts)]
+
     def _turn(self) -> None:
-        batch = self._batch = self._taken()
-        if not batch:
+        group = self._group = self._taken()
+        if not group:
             return
         if self.dead is not None:
-            self._end(batch, self.dead)
+            self._end(group, self.dead)
             return
         assert self.engine is not None
+        texts = [each.reading.texts[each.number] for each in group]
         try:
-            run = self.engine.read([text for reading in batch for text in reading.texts], batch[0].task, BATCHING)
+            run = self.engine.read(texts, group[0].reading.task, self._batching(texts))
         except EETError as error:
-            self._end(batch, of_engine(error, "input"))
+            self._end(group, of_engine(error, "input"))
         else:
-            self._tell_all(batch, run)
+            self._keep(group, run.values)  # type: ignore[arg-type]  # served tasks make a row each
 
-    def _taken(self) -> list[Reading]:
-        """What is read next; whoever has left is left out."""
-        batch, tokens = list[Reading](), 0
-        while self._waiting:
-            first = self._waiting[0]
-            if first.result.done():
-                self._waiting.popleft()
+    def _batching(self, texts: Sequence[Readable]) -> Batching:
+        """Such that a policy's group is one pass."""
+        if self._policy is None:
+            return BATCHING
+        ids = [text.ids for text in texts]
+        return Batching(sum(map(len, ids)) if self._policy.is_packed else rectangle(ids))
+
+    def _taken(self) -> Sequence[Waiting]:
+        """What is read next; whoever has left is left out. Nothing where a policy waits."""
+        while True:
+            if self._planned:
+                if group := self._here(self._planned.popleft()):
+                    return group
                 continue
-            is_alike = not batch or first.task is batch[0].task
-            if not is_alike or (batch and tokens + first.num_tokens > BATCHING.batch_tokens):
-                break
-            batch.append(self._waiting.popleft())
-            tokens += first.num_tokens
-        return batch
+            self._waiting = self._here(self._waiting)
+            if not self._waiting:
+                return ()
+            task = self._waiting[0].reading.task
+            alike = [each for each in self._waiting if each.reading.task is task]
+            if self._policy is None:
+                self._plan([_whole(self._waiting)])
+                continue
+            now_ms = time.perf_counter() * 1e3
+            plan = self._policy.next(alike, now_ms, self._costs)  # type: ignore[arg-type]  # None where it reads none
+            if not plan.groups:
+                left_s = LOOK_S if plan.wake_ms is None else (plan.wake_ms - now_ms) / 1e3
+                time.sleep(min(max(left_s, 0.0), LOOK_S))
+                return ()
+            self._plan(plan.groups)
 
-    def _tell_all(self, batch: Sequence[Reading], run: Run) -> None:
-        begin, parts = 0, list[tuple[Reading, Tensor]]()
-        for reading in batch:
-            end = begin + len(reading.texts)
-            parts.append((reading, run.values[begin:end]))  # type: ignore[arg-type]  # served tasks make a row each
-            begin = end
-        self.tell(partial(_put_all, parts))
+    def _plan(self, groups: Sequence[Sequence[Waiting]]) -> None:
+        self._planned.extend(groups)
+        taken = {id(each) for group in groups for each in group}
+        self._waiting = [each for each in self._waiting if id(each) not in taken]
+
+    def _here(self, some: Iterable[Waiting]) -> list[Waiting]:
+        """Those whose client still waits."""
+        here = []
+        for each in some:
+            if each.reading.result.done():
+                self._rows.pop(each.reading.result, None)
+            else:
+                here.append(each)
+        return here
+
+    def _keep(self, group: Sequence[Waiting], values: Sequence[Tensor]) -> None:
+        """Rows of some texts; requests whose last ones they are get theirs."""
+        done = list[tuple[Reading, Tensor]]()
+        for (reading, number, *_), row in zip(group, values, strict=True):
+            rows = self._rows.setdefault(reading.result, {})
+            rows[number] = row
+            if len(rows) == len(reading.texts):
+                done.append((reading, torch.stack([rows[at] for at in range(len(rows))])))
+                del self._rows[reading.result]
+        if done:
+            self.tell(partial(_put_all, done))
 
     def _fail(self, error: Exception) -> str:
         number = self.failure(error)
         self.rebuild()
-        self._end(self._batch, failed(error, number))
+        self._end(self._group, failed(error, number))
         return number
 
-    def _end(self, batch: Sequence[Reading], error: ApiError) -> None:
-        self.tell(partial(_end_all, [reading.result for reading in batch], error))
+    def _end(self, group: Sequence[Waiting], error: ApiError) -> None:
+        """Requests of these texts get the error; what else they have is not read."""
+        results = {each.reading.result: None for each in group}
+        for result in results:
+            self._rows.pop(result, None)
+        self._waiting = [each for each in self._waiting if each.reading.result not in results]
+        kept = ([each for each in group if each.reading.result not in results] for group in self._planned)
+        self._planned = deque(group for group in kept if group)
+        self.tell(partial(_end_all, list(results), error))
 
     def _close(self) -> None:
         if self.engine is not None:
             self.engine.close()
+
+
+def _fitting(words: str, costs: CostTable | None) -> BasePolicy:
+    """The policy of these words; what its knobs leave open, the table's reach decides. SetupError beyond that."""
+    if costs is None:
+        return parse_policy(words)
+    policy = parse_policy(words, {"max_rows": costs.most_rows})
+    if (rows := policy.knobs["max_rows"]) > costs.most_rows:
+        raise SetupError(
+            f"The policy's max_rows is {rows:,}, but the cost table was measured up to {costs.most_rows:,} texts. Ask "
+            "for at most as many."
+        )
+    return policy
+
+
+def _whole(waiting: Sequence[Waiting]) -> list[Waiting]:
+    """Whole requests for the task of the oldest, as many as come to a pass of tokens, or one that has more."""
+    taken, tokens = list[Waiting](), 0
+    for each in waiting:
+        reading = each.reading
+        if each.number == 0:
+            if taken and (
+                reading.task is not taken[0].reading.task or tokens + reading.num_tokens > BATCHING.batch_tokens
+            ):
+                break
+            tokens += reading.num_tokens
+        taken.append(each)
+    return taken
 
 
 def _put_all(parts: Sequence[tuple[Reading, Tensor]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from eet_lab.errors import ModelError
+from eet_lab.errors import ModelError, SetupError
 from eet_lab.models import Model
 from eet_lab.models.checkpoint import read_json
 from eet_lab.models.encoder import Encoder
@@ -48,7 +48,12 @@ class Service:
             tokenizer=model.tokenizer,
             folder=model.folder,
         )
-        self.reader = Reader(model, self.recipe) if is_encoder else None
+        if self.options.policy is not None and not is_encoder:
+            raise SetupError(
+                f"policy is {self.options.policy}, but {model.name} generates: its requests join as "
+                "continuous_batching of its recipe says. Leave policy out, and set the recipe's knobs."
+            )
+        self.reader = Reader(model, self.recipe, self.options.policy) if is_encoder else None
         self.generator = None if is_encoder else Generator(model, self.recipe, self.card.columns)
         worker = self.reader or self.generator
         assert worker is not None

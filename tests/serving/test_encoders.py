@@ -17,6 +17,7 @@ import transformers
 from encoders import CONFIGS, V, theirs
 
 import eet_lab
+from eet_lab.errors import SetupError
 from eet_lab.models import load
 
 from .conftest import Raw, eventually
@@ -131,6 +132,50 @@ def test_what_waits_together_is_read_together(post, client, reader, bert, monkey
             for each in told.result().data:
                 torch.testing.assert_close(torch.tensor(each.embedding), vector)
     assert sizes == [1, 4]
+
+
+POLICIES = {
+    "naive_padding:max_rows=3": lambda lengths: len(lengths) <= 3,
+    "token_budget:budget=12": lambda lengths: sum(lengths) <= 12 or len(lengths) == 1,
+    "dynamic_program:trigger=lazy:wait_ms=30": lambda lengths: True,
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_says_who_is_read_together(bert, policy, monkeypatch):
+    """Vectors are the same; a request whose texts are read in several passes gets them all, in its order."""
+    served = eet_lab.serve(bert, served_model_name="bert", policy=policy).wait_until_up(60)
+    try:
+        engine, groups = served._server.service.reader.engine, []
+        read = engine.read
+        monkeypatch.setattr(engine, "read", lambda texts, *rest: groups.append([*texts]) or read(texts, *rest))
+        many = [text for _ in range(3) for text in TEXTS]
+        with ThreadPoolExecutor() as pool, openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+            asked = [many, TEXTS[:1], many[1:], TEXTS[2:]]
+            told = [pool.submit(client.embeddings.create, model="bert", input=each) for each in asked]
+            classes = pool.submit(httpx.post, f"{served.url}/v1/classify", json={"input": TEXTS[:2]})
+            for texts, each in zip(asked, told, strict=True):
+                vectors = eet_lab.encode(bert, texts).vectors
+                got = torch.tensor([row.embedding for row in each.result().data])
+                torch.testing.assert_close(got, vectors, atol=1e-5, rtol=1e-4)
+            assert classes.result().status_code == 200
+        lengths = [[len(text.ids) for text in group] for group in groups]
+        assert sum(map(len, lengths)) == 21 and all(map(POLICIES[policy], lengths)) and max(map(len, lengths)) > 1
+    finally:
+        served.stop()
+
+
+def test_policies_that_cannot_be(bert, demo):
+    for words, told in (
+        ("dynamic_progam", "dynamic_program"),
+        ("continuous_batching", "rows=16"),
+        (3, "must be words"),
+        ("dynamic_program:max_rows=100000", "max_rows"),
+    ):
+        with pytest.raises(SetupError, match=told):
+            eet_lab.serve(bert, policy=words).wait_until_up(60)
+    with pytest.raises(SetupError, match="Leave policy out"):
+        eet_lab.serve(demo, policy="naive_padding")
 
 
 def test_a_reader_that_fails(post, served, reader, monkeypatch):
