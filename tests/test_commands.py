@@ -78,10 +78,10 @@ def test_limits_without_a_temperature_are_said_to_do_nothing(how, said, capsys):
 
 
 def test_generate_ends_a_text_where_it_ends(capsys):
-    words = ["generate", "Return a list of", "--recipe", "baseline", "--device", "cpu"]
+    words = ["generate", "Raise an exception if", "--recipe", "baseline", "--device", "cpu"]
     assert main(words) == 0
     streamed = capsys.readouterr().out
-    assert "7 tokens" in streamed and "endoftext" not in streamed
+    assert "6 tokens" in streamed and "endoftext" not in streamed
     assert main([*words, "--ignore-eos", "-n", "16"]) == 0
     assert "<|endoftext|>" in capsys.readouterr().out
 

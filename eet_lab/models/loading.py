@@ -184,6 +184,11 @@ def checked_dtype(dtype: str | torch.dtype | None, device: str) -> torch.dtype:
     return DTYPES[name]
 
 
+def is_demo(label: str) -> bool:
+    """Whether a result's label is the demo model's. Its weights may be former ones; its vocabulary is the same."""
+    return label.startswith(DEMO_LABEL)
+
+
 def demo_tokenizer(vocab_size: float = math.inf) -> Tokenizer | None:
     """The demo model's tokenizer, which random presets borrow; None for a vocabulary that is too small for it."""
     tokenizer = Tokenizer.from_folder(DEMO)

@@ -14,7 +14,7 @@ from eet_lab.figures.players import race_lane
 from eet_lab.figures.results import pair_names
 from eet_lab.labels import short_form
 from eet_lab.models.config import PRESETS
-from eet_lab.models.loading import DEMO_LABEL, RANDOM_LABEL, demo_tokenizer
+from eet_lab.models.loading import RANDOM_LABEL, demo_tokenizer, is_demo
 from eet_lab.models.tokenizer import UNKNOWN, Tokenizer
 from eet_lab.words import counted
 from eet_lab.workbench.choices import State
@@ -140,7 +140,7 @@ class Opened:
         result = self.result
         if result is None or isinstance(result, Run) or (pair := answer.ends(result)) is None:
             raise EETError("A race needs two runs, and this is a single one: open a Compare or a Ladder.")
-        where, trained = result.environment, result.environment.model_label == DEMO_LABEL
+        where, trained = result.environment, is_demo(result.environment.model_label)
         stop: Any = result.settings.get("stop", ())  # a list of ids, as files are checked
         tokenizer = demo_tokenizer() if trained else None
         decode = decoder(tokenizer, stop)
@@ -191,7 +191,7 @@ def as_ids(result: Result) -> tuple[str, ...]:
     its tokens is told.
     """
     label = result.environment.model_label
-    tokenizer = demo_tokenizer() if label == DEMO_LABEL or label.endswith(RANDOM_LABEL) else None
+    tokenizer = demo_tokenizer() if is_demo(label) or label.endswith(RANDOM_LABEL) else None
     written = decoder(None)
     return tuple(
         written(ids) if ids else f"{counted(length, 'token') if UNKNOWN.search(text) else text} "

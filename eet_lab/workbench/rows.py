@@ -22,7 +22,7 @@ from eet_lab.bench.measured import describe, moment, placed
 from eet_lab.codec import Bytes, Ms, Name, Text, Whole, content_of
 from eet_lab.errors import EETError, ResultError
 from eet_lab.labels import short_form
-from eet_lab.models.loading import DEMO_LABEL
+from eet_lab.models.loading import is_demo
 from eet_lab.paths import write_whole
 from eet_lab.words import amount, counted, ms_words, visible
 
@@ -59,7 +59,7 @@ class Summary:
         done = m.recipe if m is not None else result.recipe if isinstance(result, Ladder) else ""
         against = short_form(result.baseline.recipe, device) if isinstance(result, Comparison) else "baseline"
         label = short_form(done, device)
-        model = "demo" if environment.model_label == DEMO_LABEL else environment.model
+        model = "demo" if is_demo(environment.model_label) else environment.model
         where = [_short_device(environment.device)] if environment.recorded else []
         return cls(
             kind=KINDS[type(result)],

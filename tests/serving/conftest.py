@@ -19,7 +19,7 @@ from eet_lab.serving.generator import Generator
 from eet_lab.serving.handle import ServerHandle
 
 PAGED = "all,memory_reuse:kv=paged,continuous_batching:rows=4"
-PROMPT = "Return a list of"
+PROMPT = "Raise an exception if"
 
 
 @pytest.fixture(scope="session")

@@ -19,13 +19,13 @@ def greedy(demo):
     return lambda prompt, n: eet_lab.generate(demo, [prompt], max_new_tokens=n).texts[0]
 
 
-def test_a_text_is_what_generate_says(client, greedy):
+def test_a_text_is_what_generate_says(client, demo, greedy):
     told = client.completions.create(model="demo", prompt=PROMPT, max_tokens=24, temperature=0)
     [choice] = told.choices
     assert choice.text == greedy(PROMPT, 24)
     assert choice.finish_reason == "stop" and told.object == "text_completion" and told.model == "demo"
-    assert told.usage.prompt_tokens == 4
-    assert told.usage.total_tokens == 4 + told.usage.completion_tokens
+    assert told.usage.prompt_tokens == len(demo.encode(PROMPT)) == 5
+    assert told.usage.total_tokens == 5 + told.usage.completion_tokens
 
 
 def test_max_tokens_ends_a_text(client, demo, greedy):
@@ -142,16 +142,16 @@ def numbers(served) -> dict[str, float]:
 
 def test_metrics_have_vllms_names(client, served):
     before = numbers(served)
-    client.completions.create(model="demo", prompt=PROMPT, max_tokens=5, temperature=0)
+    client.completions.create(model="demo", prompt=PROMPT, max_tokens=4, temperature=0)
     time.sleep(0.05)
     after = numbers(served)
     label = '{model_name="demo"}'
     grown = {name: after[name] - before.get(name, 0) for name in after}
-    assert grown[f"vllm:prompt_tokens_total{label}"] == 4
-    assert grown[f"vllm:generation_tokens_total{label}"] == 5
+    assert grown[f"vllm:prompt_tokens_total{label}"] == 5
+    assert grown[f"vllm:generation_tokens_total{label}"] == 4
     assert grown['vllm:request_success_total{finished_reason="length",model_name="demo"}'] == 1
     assert grown[f"vllm:time_to_first_token_seconds_count{label}"] == 1
-    assert grown[f"vllm:inter_token_latency_seconds_count{label}"] == 4
+    assert grown[f"vllm:inter_token_latency_seconds_count{label}"] == 3
     assert grown[f"vllm:e2e_request_latency_seconds_count{label}"] == 1
     assert after[f"vllm:num_requests_running{label}"] == 0 and after[f"vllm:kv_cache_usage_perc{label}"] == 0
 

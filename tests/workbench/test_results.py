@@ -18,7 +18,7 @@ from eet_lab.errors import ResultError
 from eet_lab.figures import results as figures
 from eet_lab.figures import theme
 from eet_lab.figures.outputs import rendered
-from eet_lab.models.loading import demo_tokenizer, load
+from eet_lab.models.loading import DEMO, DEMO_LABEL, demo_tokenizer, load
 from eet_lab.words import brief, mib
 from eet_lab.workbench import export, rows
 from eet_lab.workbench.history import SHIPPED, History
@@ -218,7 +218,10 @@ def test_a_recording_says_with_what_it_was_taken(recorded: Comparison | Ladder) 
     e = recorded.environment
     own = [e.device, f"driver {e.driver}", f"torch {e.torch}", f"transformers {e.transformers}", f"commit {e.commit}"]
     shown = export.page(recorded).split("<h1>")[1].split("</p>")[0]
-    assert all(words in shown for words in (*own, e.date[:10])), shown
+    assert all(words in shown for words in (*own, e.date[:10], e.model_label)), shown
+    if e.model == "demo":
+        trained = json.loads((DEMO / "training.json").read_text())["date"]
+        assert (e.model_label == DEMO_LABEL) == (e.date[:10] >= trained), "with former weights, and it says so"
 
 
 def test_a_race_gives_every_row_its_tokens_in_order(comparison: Comparison) -> None:

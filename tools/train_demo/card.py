@@ -59,12 +59,13 @@ Python and its documentation are under the PSF License Version 2: see `LICENSE.m
 
 ## Training
 
-{settings[steps]:,} steps of {settings[batch]} windows of {n_positions:,} tokens took **{training_s:.0f} s** on
-one {hardware}, in bf16 autocast, on {date}
-(torch {versions[torch]}, transformers {versions[transformers]}).
-AdamW, learning rate {settings[learning_rate]} with warm-up and cosine decay, weight decay
-{settings[weight_decay]}, dropout {settings[dropout]}; the share of source code fell from {share_first:.0%} to
-{share_last:.0%}. Kept: step {best_step:,}, which has the lowest validation loss; the test split chose nothing.
+`eet_lab.training` took **{training_s:.0f} s** for {settings[steps]:,} steps of {settings[batch]} windows of
+{n_positions:,} tokens, on one {hardware}, on {date} (torch {versions[torch]}).
+In bf16, with the weights in fp32 beside; begun with GPT-2's own initialization. AdamW, learning rate
+{settings[learning_rate]} with warm-up and cosine decay, weight decay {settings[weight_decay]}; dropout
+{settings[dropout]} of hidden states, none of attention's weights. The share of source code fell from
+{share_first:.0%} to {share_last:.0%}. Kept: step {best_step:,}, which has the lowest validation loss; the test split
+chose nothing.
 
 | split | loss, nats per token | perplexity | bits per character |
 |---|---|---|---|
