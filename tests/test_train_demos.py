@@ -98,6 +98,16 @@ def small(name: str, steps: int, rows: int = 0) -> Demo:
     return replace(demo, settings=settings, batch_rows=rows or demo.batch_rows, held_out=64, is_whole=False)
 
 
+def test_a_gpt2_begins_its_training_as_gpt2_did() -> None:
+    network = demo_of("gpt2-tiny").model().decoder
+    layer, narrow = network.layers[1], demos.SPREAD * 0.02
+    for norm in (layer.norm_1, layer.norm_2, network.norm):
+        assert (norm.weight == 1).all() and not norm.bias.any()
+    for linear, spread in ((layer.qkv, 1.0), (layer.fc_1, 1.0), (layer.proj, 0.5), (layer.fc_2, 0.5)):
+        assert float(linear.weight.std()) == pytest.approx(spread * narrow, rel=0.05) and not linear.bias.any()
+    assert float(network.token_embedding.std()) == pytest.approx(narrow, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("name", "steps", "rows", "bound"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -65,16 +65,45 @@ def _of_generation(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def random_decoder(config: Config, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
-    """A decoder, or an encoder, with weights drawn from N(0, 0.02), as GPT-2's are before training, made on its device.
+    """A decoder, or an encoder, with weights drawn from N(0, 0.02), biases and norms among them, made on its device.
 
     On "meta" it has shapes alone, for meta traces.
     """
+
+    def begun(path: str, tensor: Tensor) -> Tensor:
+        return tensor.add_(1) if _is_norm(path, tensor) else tensor
+
+    return _random(config, seed, device, dtype, begun)
+
+
+def untrained(config: Config, seed: int, device: torch.device, dtype: torch.dtype, spread: float = 1.0) -> Any:
+    """A decoder, or an encoder, that is to be trained, with the weights that GPT-2 began with, made on its device.
+
+    Matrices are drawn from N(0, 0.02), times `spread`; those whose products go into the residual stream are divided by
+    the root of twice the layers. Biases are 0, norms 1.
+    """
+
+    def begun(path: str, tensor: Tensor) -> Tensor:
+        if tensor.ndim == 1:
+            return tensor.fill_(float(_is_norm(path, tensor)))
+        if path.endswith((".proj.weight", ".fc_2.weight")):
+            tensor.div_((2 * config.num_layers) ** 0.5)
+        return tensor.mul_(spread)
+
+    return _random(config, seed, device, dtype, begun)
+
+
+def _is_norm(path: str, tensor: Tensor) -> bool:
+    return tensor.ndim == 1 and path.endswith(".weight")
+
+
+def _random(
+    config: Config, seed: int, device: torch.device, dtype: torch.dtype, begun: Callable[[str, Tensor], Tensor]
+) -> Any:
     generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
 
     def drawn(path: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = torch.empty(shape, device=device, dtype=dtype).normal_(std=0.02, generator=generator)
-        is_norm = path.endswith(".weight") and len(shape) == 1
-        return tensor.add_(1) if is_norm else tensor
+        return begun(path, torch.empty(shape, device=device, dtype=dtype).normal_(std=0.02, generator=generator))
 
     with _weights(config, device, dtype):
         return table.built(config, {path: drawn(path, shape) for path, shape in table.shapes(config)})

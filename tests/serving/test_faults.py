@@ -151,7 +151,7 @@ def test_a_client_that_does_not_read_slows_nobody(served, client, demo, scripted
     lazy = [Raw(served.url).post(TEXT, {**LONG, "prompt": "a", "n": 64, "stream": True}) for _ in range(2)]
     eventually(lambda: len(script.requests) == 128 and all(request.done for request in script.requests), 30)
     start = time.monotonic()
-    told = client.completions.create(model="demo", prompt="a", max_tokens=4, temperature=0)
+    told = client.completions.create(model="demo", prompt="a", max_tokens=len(demo.encode(PROMPT)), temperature=0)
     assert told.choices[0].text == PROMPT and time.monotonic() - start < 5
     eventually(lambda: admission.num_inside <= 2)
     time.sleep(0.1)

@@ -29,7 +29,7 @@ from eet_lab.bench.measured import device_name
 from eet_lab.models import Model
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder, mapped
-from eet_lab.models.weights import placed, random_decoder
+from eet_lab.models.weights import placed, untrained
 from eet_lab.technique import Recipe
 from eet_lab.training import Evaluation, Example, Rows, Trainer, TrainSettings, train
 
@@ -90,25 +90,10 @@ def trained(trainer: Trainer) -> Decoder:
     return mapped(trainer.model, lambda tensor: wide[id(tensor)] if id(tensor) in wide else tensor.float())
 
 
-def untrained(seed: int, device: str, dtype: torch.dtype) -> Decoder:
-    """GPT-2's weights before training: no biases, norms of 1, and small products into the residual stream."""
-    network = random_decoder(CONFIG, seed, torch.device(device), dtype)
-    residual = {id(linear.weight) for layer in network.layers for linear in (layer.proj, layer.fc_2)}
-    norms = {id(norm.weight) for layer in network.layers for norm in (layer.norm_1, layer.norm_2)}
-    norms.add(id(network.norm.weight))
-
-    def begun(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.ndim == 1:
-            return torch.ones_like(tensor) if id(tensor) in norms else torch.zeros_like(tensor)
-        return tensor / (2 * CONFIG.num_layers) ** 0.5 if id(tensor) in residual else tensor
-
-    return mapped(network, begun)
-
-
 def train_model(args: argparse.Namespace) -> tuple[Decoder, list[dict[str, float]]]:
     prose, sources = (Windows(load_tokens(args.data / f"{name}.bin")) for name in ("train", "sources"))
     rows = Mixed(prose, sources, share=args.sources, steps=args.steps, seed=args.seed)
-    network = untrained(args.seed, args.device, getattr(torch, args.dtype))
+    network = untrained(CONFIG, args.seed, torch.device(args.device), getattr(torch, args.dtype))
     settings = TrainSettings(
         lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=args.weight_decay, dropout=args.dropout,
         warmup_steps=min(WARM_UP_STEPS, args.steps), lr_schedule="cosine", max_steps=args.steps, seed=args.seed,
