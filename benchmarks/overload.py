@@ -64,10 +64,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 @contextmanager
-def server(*options: str) -> Iterator[tuple[str, psutil.Process]]:
+def server(*options: str, device: str = "cpu", max_model_len: int = 64) -> Iterator[tuple[str, psutil.Process]]:
     """The URL of a server that lasts as long as the block, and its process. `options` are those of `eet-lab serve`."""
-    command = [sys.executable, "-m", "eet_lab", "serve", "--device", "cpu", "--port", "0", "--max-model-len", "64"]
-    command += options
+    command = [sys.executable, "-m", "eet_lab", "serve", "--device", device, "--port", "0"]
+    command += ["--max-model-len", str(max_model_len), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from load_servers import serving
 
 from eet_lab.bench.rows import read
 from eet_lab.bench.timeline import read_timelines
@@ -109,3 +112,40 @@ def test_ranks_are_timed_and_held_against_one_process(monkeypatch, tmp_path, cap
     assert ranks.main([*words, "--ranks", "1"]) == 1
     with pytest.raises(SystemExit):
         ranks.main([*words, "--ranks", "0"])
+
+
+def test_replicas_stand_beside_the_plain_server(monkeypatch, tmp_path, capsys):
+    """Servers that are made up, sent to by threads of this process: `make test-ray` has real ones."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import replica_overhead
+
+    said = {0: "a", 1: "a", 2: "a"}
+
+    @contextmanager
+    def server(*options, device, max_model_len):
+        replicas = int(options[options.index("--replicas") + 1]) if "--replicas" in options else 0
+
+        async def answer(asked):
+            asked.stream()
+            for _ in range(asked.body["max_tokens"]):
+                asked.text(said[replicas])
+            asked.finish()
+
+        assert (device, max_model_len) == ("cpu", 32)
+        with serving(answer) as url:
+            yield url, None
+
+    monkeypatch.setattr(replica_overhead, "server", server)
+    monkeypatch.setattr(replica_overhead, "SOON_S", 0.0)
+    monkeypatch.setattr(replica_overhead, "ProcessPoolExecutor", lambda most, context: ThreadPoolExecutor(most))
+    words = ["serve:demo/r6/p2-9/n3/all", "--replicas", "2", "--requests", "4", "--turns", "1", "--gap-ms", "1"]
+    assert replica_overhead.main([*words, "--clients", "2", "--append", str(tmp_path)]) == 0
+    rows = read(tmp_path / "cpu.jsonl")
+    assert [row.provider for row in rows[::2]] == ["eet_lab-http", "eet_lab-ray1", "eet_lab-ray2"]
+    assert {row.workload for row in rows} == {"serve:demo/r6/p2-9/n3/all", "serve:demo/r4/p16/n16/one"}
+    assert all(row.equality == "passed" for row in rows)
+    assert rows[0].tok_s == pytest.approx(18 / rows[0].total_ms.p50 * 1e3, rel=1e-3)
+    assert "x the tokens/s of one" in capsys.readouterr().out
+    said[1] = "b"
+    assert replica_overhead.main([*words, "--replicas", "1", "--append", str(tmp_path)]) == 1
+    assert [row.equality == "passed" for row in read(tmp_path / "cpu.jsonl")[6:]] == [True] * 2 + [False] * 2

@@ -1,4 +1,7 @@
-"""Two workers of Ray Train on a cluster of this machine, on the CPU, train one model. `make test-ray` runs it."""
+"""Two workers of Ray Train on a cluster of this machine train one model. `make test-ray` runs it on the CPU.
+
+`pytest -m gpu tests/test_ray_train.py` gives a GPU to each worker.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from test_training import language
 
 from eet_lab import ray_here
 from eet_lab.errors import SetupError, TrainingError
+from eet_lab.models.decoder import mapped
 from eet_lab.technique import Recipe
 from eet_lab.threads import num_cores
 from eet_lab.training import Trainer, TrainSettings, launch_on_ray
@@ -35,7 +39,8 @@ def needs_ray(test):
     return test
 
 
-def train(network, batches, folder: Path) -> None:
+def train(network, batches, folder: Path, device: str) -> None:
+    network = mapped(network, lambda tensor: tensor.to(device, copy=True))
     trainer = Trainer(network, Recipe.parse("pre_padding,flat_optimizer").parts, settings=SETTINGS)
     losses = [trainer.step(batch).loss for batch in batches]
     trainer.save(folder)
@@ -50,11 +55,15 @@ def one_fails() -> None:
 
 
 @needs_ray
-def test_two_workers_are_one_process(tmp_path):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_two_workers_are_one_process(tmp_path, device):
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("two GPUs are needed, one for each worker")
     network, batches = families.ours("gpt2").network, [language(), language()[:3], language()[:1]]
-    launch_on_ray(train, 2, network, batches, tmp_path, device="cpu")
-    train(network, batches, tmp_path)
-    alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("alone", 0, 1))
+    launch_on_ray(train, 2, network, batches, tmp_path, device, device=device)
+    train(network, batches, tmp_path, device)
+    names = ("alone", 0, 1)
+    alone, first, second = (torch.load(tmp_path / f"{name}.pt", map_location="cpu") for name in names)
     for name, tensor in alone.items():
         assert torch.equal(first[name], second[name]), name
         assert torch.allclose(first[name], tensor, rtol=2e-4, atol=2e-4), name

@@ -24,9 +24,11 @@ from eet_lab.commands import serve as command
 from eet_lab.errors import ModelError, RecipeError, SetupError
 from eet_lab.serving import cluster, replicas
 from eet_lab.serving.errors import ApiError
+from eet_lab.serving.jobs import Answer, News, Reason
 from eet_lab.serving.options import Options
 from eet_lab.serving.ray_asgi import PATH, OpenAIErrors, within_serve
 from eet_lab.serving.replica import Replica, ReplicaArgs
+from eet_lab.serving.service import LocalFront
 
 from .conftest import PAGED
 
@@ -214,6 +216,7 @@ def test_a_replica_is_as_well_as_its_engine():
         replica = await of_demo()
         try:
             await replica.check_health()
+            await events_of_many_streams_go_together(replica.service)
             assert await replica.drain() == 0 and replica.service.admission.is_draining
             await replica.end_all()
             replica.service.worker.dead = ApiError(503, "The engine is lost.")
@@ -229,6 +232,26 @@ def test_a_replica_is_as_well_as_its_engine():
         asyncio.run(look())
     finally:
         sys.setswitchinterval(before)
+
+
+async def events_of_many_streams_go_together(front: LocalFront) -> None:
+    """Or the proxy, which has one thread for all replicas, would bound them. First tokens and ends do not wait."""
+    wakes = [asyncio.Event() for _ in range(20)]
+    answers = [Answer(wake, is_followed=True) for wake in wakes]
+
+    def put(number: int, reason: Reason | None = None) -> None:
+        front.receive([News(answer, [1], reason, None, 0.0) for answer in answers[:number]])
+
+    put(20)
+    assert all(wake.is_set() for wake in wakes)
+    for wake in wakes:
+        wake.clear()
+    begin = time.perf_counter()
+    put(20)
+    put(1, "length")
+    assert [wake.is_set() for wake in wakes] == [True, *[False] * 19]
+    await wakes[-1].wait()
+    assert time.perf_counter() - begin > 20 * 0.0015
 
 
 def test_the_application_within_serve():
