@@ -281,6 +281,10 @@ def test_float16_that_is_not_a_number_is_no_overflow(half):
     trainer.parameters["layers.0.qkv.weight"].register_hook(lambda grad: grad * torch.inf)
     with pytest.raises(TrainingError, match="gradient norm of nan, .* not finite is the gradient of layers.0.qkv"):
         trainer.step(language())
+    with torch.no_grad():
+        parameter.fill_(60_000.0)  # a number, but logits beyond float16's
+    with pytest.raises(TrainingError, match="loss of .* not finite is the loss, which finite weights gave"):
+        trainer.step(language())
     assert trainer.num_steps == 0
 
 

@@ -42,7 +42,7 @@ OPTIONS = (
     ("response-cache-mib", int, "MIB", "keep so many MiB of answers for requests that come again (default: 0, none)"),
     ("served-model-name", str, "NAME", "the model's name in requests (default: as it was loaded)"),
     ("policy", str, "WORDS", "which texts an encoder reads together: a batching policy of eet-lab simulate"),
-    ("pool", str, "HOW", "how /v1/embeddings makes a vector of a text: mean or cls (default: mean)"),
+    ("pool", str, "HOW", "vectors of /v1/embeddings: mean, or cls, of which a pooler makes its own (default: mean)"),
 )
 
 

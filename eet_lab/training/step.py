@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from eet_lab.errors import Cancelled, TrainingError
@@ -63,7 +64,8 @@ def not_finite(
     examples = [str(number + 1) for number in sorted(n for each in bad or passes for n in each.numbers)]
     named = ((f"weight {path}", t) for path, t in parameters.items())
     grads = ((f"gradient of {path}", t.grad) for path, t in parameters.items() if t.grad is not None)
-    first = next((name for name, t in (*named, *grads) if not bool(t.isfinite().all())), "none of the weights")
+    made = [("loss, which finite weights gave", torch.tensor(each)) for each in losses]  # before any gradient
+    first = next((name for name, t in (*named, *made, *grads) if not bool(t.isfinite().all())), "none of the weights")
     return TrainingError(
         f"Step {number} has a loss of {loss} and a gradient norm of {grad_norm}, and was left out: the weights are "
         f"those before it. The first tensor that is not finite is the {first}, in a pass over "
