@@ -53,7 +53,7 @@ class Controller:
         self._later: list[c.Command] = []  # asked for before the model was there
         self._ticks, self._turning, self._send_at = 0, False, 0.0
         self.page = Page(self.put)
-        self.top_row = TopRow(self.page.live, self.page.recorded)
+        self.top_row = TopRow(self.page.live, self.page.kept)
         self.background, self.engine = Background(), EngineThread()
         self.fits = Fits(self.background)
         self.results = Results(self.page, history, self.background)
@@ -169,7 +169,7 @@ class Controller:
         match command:
             case c.Run() | c.Compare() | c.Ladder() | c.TakeTimeline() | c.MeasureTicked():
                 self._ask(command)
-            case c.Stop() if self.busy:
+            case c.Stop():
                 self._stop()
             case c.ShowServing(on):
                 self.serving.show(on)
@@ -193,8 +193,10 @@ class Controller:
                     self.status.rest()
 
     def _stop(self) -> None:
-        self.stopping = self.busy
-        self.engine.stop()
+        """What runs; nothing where it has just ended."""
+        if self.busy:
+            self.stopping = True
+            self.engine.stop()
 
     def _run_serving(self, action: str, number: int, work: ModelWork, cancel: Cancel) -> None:
         """Have the engine thread measure or serve the model; EETError where it is not there, or something runs."""
@@ -335,7 +337,7 @@ class Controller:
         self.page.techniques.show(techniques_state(state, selected, effects, whose, state.recipe_label(), read_only))
         fits = NO_FORECAST if setup else {**self.fits.state(), "held": self.page.live.held()}
         self.page.inputs.show(inputs_state(state, lengths, context, fits, read_only))
-        self.top_row.show(self.results.recorded)
+        self.top_row.show(self.results.sampled_before)
         self.results.show(self.busy)
 
     def _show_bar(self) -> None:

@@ -193,42 +193,42 @@ GAP_S = 0.2
 
 
 class TopRow:
-    """Charts of this machine say nothing of what another one recorded: then its own samples stand there, or nothing.
+    """Live charts are of the newest run: where another one is open, its own samples stand there, or nothing.
 
     Only the ui thread calls it.
     """
 
-    def __init__(self, live: Charts, recorded: Charts) -> None:
-        self._live, self._recorded = live, recorded
+    def __init__(self, live: Charts, kept: Charts) -> None:
+        self._live, self._kept = live, kept
         self._of: Opened | None = None
         self._put_up("live")
 
-    def show(self, recording: Opened | None) -> None:
-        """Show what was sampled of this recording; None: none is open."""
-        if recording is self._of:
+    def show(self, opened: Opened | None) -> None:
+        """Show what was sampled of this kept run; None: the live charts."""
+        if opened is self._of:
             return
-        self._of = recording
-        self._put_up("live" if recording is None else "recorded" if self._fill(recording) else "")
+        self._of = opened
+        self._put_up("live" if opened is None else "kept" if self._fill(opened) else "")
 
     def _put_up(self, name: str) -> None:
-        for each, live in (("live", self._live), ("recorded", self._recorded)):
+        for each, live in (("live", self._live), ("kept", self._kept)):
             live.box.layout.display = None if each == name else "none"
 
-    def _fill(self, recording: Opened) -> bool:
+    def _fill(self, opened: Opened) -> bool:
         """Draw all that was sampled; whether there was anything."""
-        if recording.result is None or not any(each["samples"] for each in recording.monitor.values()):
+        if opened.result is None or not any(each["samples"] for each in opened.monitor.values()):
             return False
-        where, charts, begun = recording.result.environment, self._recorded, 0.0
-        charts.watch(where.device_kind == "cuda", "recorded")
+        where, charts, begun = opened.result.environment, self._kept, 0.0
+        charts.watch(where.device_kind == "cuda", "recorded" if where.recorded else "kept")
         charts.latency.clear()
-        named = dict(zip(NAMES, _called(recording.result), strict=True))
+        named = dict(zip(NAMES, _called(opened.result), strict=True))
         charts.name([*named.values()])
         untold = list[str]()
-        for name, m in _watched(recording.result).items():
+        for name, m in _watched(opened.result).items():
             series = NAMES.index(name)
             ends = accumulate(ms / 1e3 for ms in m.step_ms)
             charts.push_steps([(series, t, ms) for t, ms in zip(ends, m.step_ms, strict=True)])
-            samples = _samples(recording.monitor.get(name, {}), m, begun)
+            samples = _samples(opened.monitor.get(name, {}), m, begun)
             charts.push_samples(samples, 0.0)
             begun = samples[-1].t + GAP_S if samples else begun
             untold += [] if samples else [named[name]]

@@ -74,12 +74,12 @@ class Page:
         self._views = [View(name, put, base) for name in VIEWS]
         self.bar, self.techniques, self.inputs, self.answer, self.runs = self._views
         charts = chart_script()
-        self.live, self.recorded, self.figure, self.race = Live(charts), Charts(charts), FigureBox(), Race()
+        self.live, self.kept, self.figure, self.race = Live(charts), Charts(charts), FigureBox(), Race()
         self._stages: dict[str, W.DOMWidget] = {"stream": self.live.stream, "figure": self.figure, "race": self.race}
         style = W.HTML(theme.stylesheet(), layout={"display": "none"})
         self._stage = W.VBox([*self._stages.values(), style]).add_class("eet-stage")
         left = W.VBox([self.techniques, self.inputs]).add_class("eet-left-column")
-        right = W.VBox([self.live.box, self.recorded.box, self.answer, self._stage]).add_class("eet-right-column")
+        right = W.VBox([self.live.box, self.kept.box, self.answer, self._stage]).add_class("eet-right-column")
         below = W.VBox([self.runs]).add_class("eet-below-column")
         self.box = W.Box([self.bar, left, right, below]).add_class("eet-bench").add_class("eet-page-grid")
         self.stage("empty")
@@ -106,7 +106,7 @@ class Page:
         """Tell a page once more what it may have missed: one that opens asks first, and listens a little later."""
         for view in self._views:
             view.send_state("state")
-        for widget in (*self._stages.values(), self.live.box, self.recorded.box):
+        for widget in (*self._stages.values(), self.live.box, self.kept.box):
             widget.layout.send_state("display")
         self._stage.send_state("_dom_classes")
 

@@ -66,10 +66,12 @@ class Results:
         return self.opened.setup if self.opened else None
 
     @property
-    def recorded(self) -> Opened | None:
-        """What is open, if it was measured on another machine."""
-        result = self.opened.result if self.opened else None
-        return self.opened if result is not None and result.environment.recorded else None
+    def sampled_before(self) -> Opened | None:
+        """What is open, if the live charts are of another run: of this machine's newest one."""
+        opened = self.opened
+        if opened is None or opened.result is None:
+            return None
+        return opened if opened.result.environment.recorded or opened.id != self._id else None
 
     # A job of the engine thread
 

@@ -238,19 +238,33 @@ def test_nothing_starts_while_a_kept_run_is_open(bench: Workbench) -> None:
 
 def test_a_recording_has_its_own_charts_in_place_of_this_machines(bench: Workbench) -> None:
     page = bench.controller.page
-    hidden = lambda: [each.box.layout.display == "none" for each in (page.live, page.recorded)]  # noqa: E731
+    hidden = lambda: [each.box.layout.display == "none" for each in (page.live, page.kept)]  # noqa: E731
     do(bench, c.OpenRun("recorded:h200-compare-gpt2-xl"))
     assert hidden() == [True, False]
-    assert all(chart.title.endswith("· recorded") and chart.points for chart in page.recorded.charts)
-    lines = {series: [y for at, _, y in page.recorded.memory.points if at == series] for series in range(4)}
+    assert all(chart.title.endswith("· recorded") and chart.points for chart in page.kept.charts)
+    lines = {series: [y for at, _, y in page.kept.memory.points if at == series] for series in range(4)}
     assert all(lines.values()) and max(lines[0]) < max(lines[1]) < max(lines[3]), "plan, torch's, NVML"
     do(bench, c.OpenRun("recorded:h200-compare-demo"))
-    assert {chart.note for chart in page.recorded.charts[1:]} == {"all: over before anything was sampled"}
-    assert [each["name"] for each in page.recorded.latency.series] == ["baseline", "all"]
+    assert {chart.note for chart in page.kept.charts[1:]} == {"all: over before anything was sampled"}
+    assert [each["name"] for each in page.kept.latency.series] == ["baseline", "all"]
     do(bench, c.OpenRun("recorded:h200-ladder-demo"))
     assert hidden() == [True, True], "nothing was sampled"
     do(bench, c.CloseRun())
     assert hidden() == [False, True]
+
+
+def test_an_earlier_run_has_its_own_charts_too(bench: Workbench) -> None:
+    page, sizes = bench.controller.page, (3, 6)
+    for new in sizes:
+        do(bench, c.Setting("max_new_tokens", new), c.Setting("repeats", 1), c.Run())
+    newest, earlier = (row["id"] for row in shown(bench, "runs")["rows"][:2])
+    do(bench, c.OpenRun(earlier))
+    shows = [each.box.layout.display != "none" for each in (page.live, page.kept)]
+    assert shows in ([False, True], [False, False]), "it may have been over before anything was sampled"
+    if shows[1]:
+        assert all(chart.title.endswith("· kept") for chart in page.kept.charts) and len(page.kept.latency.points) == 3
+    do(bench, c.OpenRun(newest))
+    assert page.live.box.layout.display != "none" and len(page.live.latency.points) == 6
 
 
 def test_compare_is_held_against_the_pinned_run(bench: Workbench) -> None:

@@ -282,6 +282,9 @@ def test_stop_ends_a_run_in_half_a_second_and_the_session_goes_on(bench: Workben
 
     assert any(seconds_to_stop() < 0.5 for _ in range(3)), "the best of three: another test may have the cores"
     do(bench, c.Setting("max_new_tokens", 4), c.Run())
+    said = status(bench)
+    do(bench, c.Stop())
+    assert (status(bench), errors(bench)) == (said, ""), "it was pressed as the run ended"
     assert sum(map(len, bench.result.measurement.tokens)) == 8
     latency = bench.controller.page.live.latency
     steps, names = latency.points, [each["name"] for each in latency.series]
