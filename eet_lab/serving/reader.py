@@ -44,7 +44,7 @@ class Reading(NamedTuple):
         return sum(len(text.ids) for text in self.texts)
 
 
-class Waiting(NamedTuple):
+class WaitingText(NamedTuple):
     """A text of a request, as a policy sees it."""
 
     reading: Reading
@@ -64,10 +64,10 @@ class Reader(Worker):
         self._model, self._recipe, self._words = model, recipe, policy
         self._policy: BasePolicy | None = None
         self._costs: CostTable | None = None
-        self._waiting = list[Waiting]()  # the oldest first
-        self._planned = deque[Sequence[Waiting]]()
+        self._waiting = list[WaitingText]()  # the oldest first
+        self._planned = deque[Sequence[WaitingText]]()
         self._rows = dict[asyncio.Future, dict[int, Tensor]]()  # of requests that are read in part
-        self._group: Sequence[Waiting] = ()
+        self._group: Sequence[WaitingText] = ()
         self.engine: EncoderEngine | None = None
 
     def join(self, reading: Reading) -> None:
@@ -91,7 +91,7 @@ class Reader(Worker):
 
     def _queue(self, reading: Reading) -> None:
         now_ms = time.perf_counter() * 1e3
-        self._waiting += [Waiting(reading, at, len(text.ids), now_ms) for at, text in enumerate(reading.texts)]
+        self._waiting += [WaitingText(reading, at, len(text.ids), now_ms) for at, text in enumerate(reading.texts)]
 
     def _turn(self) -> None:
         group = self._group = self._taken()
@@ -116,7 +116,7 @@ class Reader(Worker):
         ids = [text.ids for text in texts]
         return Batching(sum(map(len, ids)) if self._policy.is_packed else rectangle(ids))
 
-    def _taken(self) -> Sequence[Waiting]:
+    def _taken(self) -> Sequence[WaitingText]:
         """What is read next; whoever has left is left out. Nothing where a policy waits."""
         while True:
             if self._planned:
@@ -126,11 +126,11 @@ class Reader(Worker):
             self._waiting = self._here(self._waiting)
             if not self._waiting:
                 return ()
-            task = self._waiting[0].reading.task
-            alike = [each for each in self._waiting if each.reading.task is task]
             if self._policy is None:
                 self._plan([_whole(self._waiting)])
                 continue
+            task = self._waiting[0].reading.task
+            alike = [each for each in self._waiting if each.reading.task is task]
             now_ms = time.perf_counter() * 1e3
             plan = self._policy.next(alike, now_ms, self._costs)  # type: ignore[arg-type]  # None where it reads none
             if not plan.groups:
@@ -139,12 +139,12 @@ class Reader(Worker):
                 return ()
             self._plan(plan.groups)
 
-    def _plan(self, groups: Sequence[Sequence[Waiting]]) -> None:
+    def _plan(self, groups: Sequence[Sequence[WaitingText]]) -> None:
         self._planned.extend(groups)
         taken = {id(each) for group in groups for each in group}
         self._waiting = [each for each in self._waiting if id(each) not in taken]
 
-    def _here(self, some: Iterable[Waiting]) -> list[Waiting]:
+    def _here(self, some: Iterable[WaitingText]) -> list[WaitingText]:
         """Those whose client still waits."""
         here = []
         for each in some:
@@ -154,7 +154,7 @@ class Reader(Worker):
                 here.append(each)
         return here
 
-    def _keep(self, group: Sequence[Waiting], values: Sequence[Tensor]) -> None:
+    def _keep(self, group: Sequence[WaitingText], values: Sequence[Tensor]) -> None:
         """Rows of some texts; requests whose last ones they are get theirs."""
         done = list[tuple[Reading, Tensor]]()
         for (reading, number, *_), row in zip(group, values, strict=True):
@@ -172,7 +172,7 @@ class Reader(Worker):
         self._end(self._group, failed(error, number))
         return number
 
-    def _end(self, group: Sequence[Waiting], error: ApiError) -> None:
+    def _end(self, group: Sequence[WaitingText], error: ApiError) -> None:
         """Requests of these texts get the error; what else they have is not read."""
         results = {each.reading.result: None for each in group}
         for result in results:
@@ -200,9 +200,9 @@ def _fitting(words: str, costs: CostTable | None) -> BasePolicy:
     return policy
 
 
-def _whole(waiting: Sequence[Waiting]) -> list[Waiting]:
+def _whole(waiting: Sequence[WaitingText]) -> list[WaitingText]:
     """Whole requests for the task of the oldest, as many as come to a pass of tokens, or one that has more."""
-    taken, tokens = list[Waiting](), 0
+    taken, tokens = list[WaitingText](), 0
     for each in waiting:
         reading = each.reading
         if each.number == 0:
