@@ -50,7 +50,7 @@ def _compact(text: str, kind: str) -> str:
 def _small_style(text: str) -> str:
     """The same style without comments and needless spaces; one before a colon stays, where a selector may need it."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    return re.sub(r"\s*([{};])\s*|(?<=:) +", r"\1", text).replace(";}", "}").strip()
+    return re.sub(r"\s*([{};>])\s*|(?<=:) +", r"\1", text).replace(";}", "}").strip()
 
 
 class BaseScript(anywidget.AnyWidget):

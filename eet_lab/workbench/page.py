@@ -14,6 +14,7 @@ The page for serving stands in place of all below the bar, when the bar's switch
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,8 @@ class Page:
         self._views = [View(name, put, base) for name in VIEWS]
         self.bar, self.techniques, self.inputs, self.answer, self.runs = self._views
         charts = chart_script()
-        self.live, self.kept, self.figure, self.race = Live(charts), Charts(charts), FigureBox(), Race()
-        self._stages: dict[str, W.DOMWidget] = {"stream": self.live.stream, "figure": self.figure, "race": self.race}
+        self.live, self.kept, self.figure = Live(charts), Charts(charts), FigureBox()
+        self._stages: dict[str, W.DOMWidget] = {"stream": self.live.stream, "figure": self.figure}
         style = W.HTML(theme.stylesheet(), layout={"display": "none"})
         self._stage = W.VBox([*self._stages.values(), style]).add_class("eet-stage")
         left = W.VBox([self.techniques, self.inputs]).add_class("eet-left-column")
@@ -83,6 +84,19 @@ class Page:
         below = W.VBox([self.runs]).add_class("eet-below-column")
         self.box = W.Box([self.bar, left, right, below]).add_class("eet-bench").add_class("eet-page-grid")
         self.stage("empty")
+
+    @cached_property
+    def race(self) -> Race:
+        """Lanes of recorded runs, made when first asked for: a saved notebook has the script of every widget."""
+        race = Race(layout={"display": "none"})
+        self._stages["race"] = race
+        self._stage.children = [race, *self._stage.children]
+        return race
+
+    def stop_race(self) -> None:
+        """Take the lanes of a race down, if there are any."""
+        if "race" in self._stages:
+            self.race.stop()
 
     def stage(self, name: str) -> None:
         """Show the streamed text ("stream"), the figure, the race, or none of them ("empty")."""

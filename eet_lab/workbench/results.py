@@ -183,7 +183,7 @@ class Results:
         """Something else is open from now on; a race of what was open ends."""
         self.opened = opened
         self._sheet.open(tab)
-        self._page.race.stop()
+        self._page.stop_race()
 
     def pinned_recipe(self, device: str) -> Recipe:
         """What Compare holds the selection against: the pinned run's recipe, else the baseline."""
