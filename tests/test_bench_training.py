@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from dataclasses import replace
+from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 
 import encoders
@@ -18,10 +20,11 @@ from eet_lab.bench import peers, training
 from eet_lab.bench.cost import train_flops
 from eet_lab.bench.rows import append, markdown, read
 from eet_lab.bench.timing import LeftOut
-from eet_lab.bench.training import compare_training, train_all
+from eet_lab.bench.train_compare import compare_training, ladder_training
+from eet_lab.bench.training import train_all
 from eet_lab.bench.workloads import TrainBatch, parse
 from eet_lab.commands.bench_tables import train_table
-from eet_lab.errors import ModelError, PromptError, RecipeError
+from eet_lab.errors import Cancelled, ModelError, PromptError, RecipeError
 from eet_lab.models.config import PRESETS
 from eet_lab.training import Rows
 from eet_lab.training.step import Work
@@ -158,3 +161,28 @@ def test_two_recipes_take_the_same_steps_in_turn():
     assert lost.verdict == "different" and "not finite" in lost.explanation
     with pytest.raises(RecipeError, match="memory_reuse"):
         compare_training(model, rows, "memory_reuse", **how)
+
+
+def test_a_ladder_of_training_credits_each_technique_and_stops_with_what_it_has():
+    rows, partial, model = Rows(list(range(5, 95)), 9), [], families.ours("gpt2")
+    recipe, stop = "pre_padding,mask_removal,packed_prefill", threading.Event()
+    found = ladder_training(model, rows, recipe, batch_rows=2, repeats=6, on_partial=partial.append)
+    assert [rung.technique for rung in found.rungs] == recipe.split(",") and len(partial) == 5
+    assert [(rung.technique, rung.along) for rung in found.left_out] == [
+        ("pre_padding", ("packed_prefill",)), ("mask_removal", ("packed_prefill",)), ("packed_prefill", ())
+    ]  # fmt: skip
+    for before, rung in pairwise(found.rungs):
+        assert rung.found.baseline == before.found.selection and rung.found.change.num_pairs == 6
+    assert found.whole.baseline == found.rungs[0].found.baseline and found.whole.selection.recipe == found.recipe
+    assert {rung.found.verdict for rung in (*found.rungs, *found.left_out)} <= {"identical", "within rounding"}
+    assert all(rung.found.baseline == found.whole.selection for rung in found.left_out) and not found.partial
+
+    def stops(so_far):
+        stop.set()
+
+    stopped = ladder_training(model, rows, recipe, batch_rows=2, repeats=6, on_partial=stops, cancel=stop)
+    assert stopped.partial and stopped.whole.change.num_pairs == 1 and len(stopped.rungs) == 3
+    with pytest.raises(Cancelled):
+        ladder_training(model, rows, recipe, batch_rows=2, cancel=stop)
+    with pytest.raises(RecipeError, match="needs a technique at least"):
+        ladder_training(model, rows, "")

@@ -27,7 +27,8 @@ from eet_lab.bench.profiler_trace import ProfiledStep
 from eet_lab.bench.timeline import DEVICE
 from eet_lab.bench.timeline_steps import PHASES, Phases, Watch
 from eet_lab.bench.timing import Rounds, Series, Stopwatch, Tally, check_repeats
-from eet_lab.bench.training import WARM, Batch
+from eet_lab.bench.train_compare import WARM
+from eet_lab.bench.training import Batch
 from eet_lab.bench.workloads import TrainBatch
 from eet_lab.devices import present
 from eet_lab.models import Model

@@ -27,7 +27,8 @@ from eet_lab.bench.measured import device_name, environment
 from eet_lab.bench.profiler_trace import MARK, OP, PHASE, ProfiledStep, read_steps
 from eet_lab.bench.timeline import MOST_SPANS, Span, Timeline, Timelines, with_bytes
 from eet_lab.bench.timing import Tally, check
-from eet_lab.bench.training import WARM, Batch
+from eet_lab.bench.train_compare import WARM
+from eet_lab.bench.training import Batch
 from eet_lab.bench.workloads import RunInputs, TrainBatch
 from eet_lab.devices import present
 from eet_lab.engine.engine import Engine

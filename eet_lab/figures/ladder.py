@@ -12,7 +12,8 @@ import plotly.graph_objects as go
 
 from eet_lab.bench import Ladder, Measurement, Rung
 from eet_lab.bench.measured import p50
-from eet_lab.bench.paired import DETAILS, KINDS, LEAST_PAIRS, SURE_PAIRS, Kind, Verdict
+from eet_lab.bench.paired import DETAILS, KINDS, LEAST_PAIRS, SURE_PAIRS, Change, Kind, Verdict
+from eet_lab.bench.train_compare import TrainLadder
 from eet_lab.figures import theme
 from eet_lab.figures.theme import rounded
 from eet_lab.words import brief, counted, ms_words, plain, signed, times
@@ -45,12 +46,17 @@ class OwnTime:
         level, ms = was.p50 if was else 0.0, delta.p50 if delta else 0.0
         change = rung.change
         if change is not None and change.num_pairs:  # else two medians stand alone
-            low, _, high = change.delta
-            words = "; ".join(filter(None, (change.words("total_ms"), rung.details)))
-            return cls(ms, level + low, level + high, change.verdict, words, change.num_pairs)
+            return cls.of_pairs(change, level, ms, rung.details)
         low, high = (level + delta.p20, level + delta.p80) if delta else (level, level)
         verdict: Verdict = "cannot tell apart" if low <= level <= high else "better" if ms < 0 else "worse"
         return cls(ms, low, high, verdict, _words(verdict, level, ms, low, high), num_pairs=0)
+
+    @classmethod
+    def of_pairs(cls, change: Change, level: float, ms: float, details: str = "") -> OwnTime:
+        """`ms` more than `level`, in the interval of paired runs."""
+        low, _, high = change.delta
+        words = "; ".join(filter(None, (change.words("total_ms"), details)))
+        return cls(ms, level + low, level + high, change.verdict, words, change.num_pairs)
 
     @property
     def color(self) -> str:
@@ -121,15 +127,33 @@ def waterfall(result: Ladder, log: bool | None = None) -> go.Figure:
 
     `log`: on a logarithmic axis, where a step's height is a ratio; None: where the ends are more than theme.FAR apart.
     """
-    rungs, names = result.rungs, [*titles(result.rungs), "all of it"]
-    steps = [OwnTime.of(rung, before.measurement) for before, rung in pairwise(rungs)]
-    levels = [p50(rung.measurement.total_ms) or 0.0 for rung in rungs]
+    steps = [OwnTime.of(rung, before.measurement) for before, rung in pairwise(result.rungs)]
+    levels = [p50(rung.measurement.total_ms) or 0.0 for rung in result.rungs]
+    title, rule = "Who saves what: end to end, step by step", _rule(steps, result.rungs[0].measurement.repeats)
+    return _falling(title, titles(result.rungs), levels, steps, _explained(result, steps), rule, log)
+
+
+def training_waterfall(found: TrainLadder) -> go.Figure:
+    """What each technique takes away of a step of training, from none to all. The steps add up."""
+    changes = [rung.found.change for rung in found.rungs if rung.found.change is not None]
+    levels = [*(change.before for change in changes[:1]), *(change.after for change in changes)]
+    steps = [OwnTime.of_pairs(each, was, now - was) for each, (was, now) in zip(changes, pairwise(levels), strict=True)]
+    names = ["no technique", *(rung.title for rung in found.rungs)]
+    return _falling("Who saves what of a step", names, levels, steps, [], _rule(steps, len(found.whole.baseline.steps)))
+
+
+def _falling(
+    title: str, names: Sequence[str], levels: Sequence[float], steps: Sequence[OwnTime],
+    remarks: Sequence[tuple[int, str]], rule: str, log: bool | None = None,
+) -> go.Figure:  # fmt: skip
+    """Bars from the first level to the last, with what each step is above it, remarks, and the rule of the whiskers."""
+    names = [*names, "all of it"]
     log = theme.is_far(levels) if log is None else log
     floor = _floor(levels) if log else 0.0
     ends = [(floor, levels[0]), *pairwise(levels), (floor, levels[-1])]
     tips = [ms_words(levels[0]), *(_tip(step, *pair) for step, pair in zip(steps, ends[1:], strict=False))]
     places = list(range(len(names)))
-    fig = theme.figure("Who saves what: end to end, step by step", height=420, bargap=0.28)
+    fig = theme.figure(title, height=420, bargap=0.28)
     fig.add_bar(
         x=places, base=rounded(map(min, ends)), y=rounded(abs(a - b) for a, b in ends),
         marker=_painted([theme.BASELINE, *(step.color for step in steps), theme.SELECTION]),
@@ -141,7 +165,6 @@ def waterfall(result: Ladder, log: bool | None = None) -> go.Figure:
     highs = [levels[0], *(step.high_level for step in steps), levels[-1]]
     tops = [max(*pair, high) for pair, high in zip(ends, highs, strict=True)]
     labels = [f"<b>{brief(levels[0])}</b>", *map(_label, steps), f"<b>{brief(levels[-1])}</b>"]
-    remarks = _explained(result, steps)
     beneath = min((at for at, _ in remarks), default=len(places))
     told_above = sum(remark.count("<br>") + 1 for _, remark in remarks)
     lines = [label.count("<br>") + 1 + (told_above if at >= beneath else 0) for at, label in enumerate(labels)]
@@ -160,7 +183,7 @@ def waterfall(result: Ladder, log: bool | None = None) -> go.Figure:
         showgrid=False, tickvals=places, ticktext=[theme.words(name, NAME_WIDTH) for name in names],
         tickfont={"size": 11}, range=[-0.6, len(names) - 0.4],
     )  # fmt: skip
-    below = {"text": _rule(steps, result), "font": {"size": 11}, "standoff": 4}
+    below = {"text": rule, "font": {"size": 11}, "standoff": 4}
     return fig.update_layout(showlegend=False, xaxis_title=below)
 
 
@@ -190,7 +213,7 @@ def left_out(result: Ladder, log: bool | None = None) -> go.Figure:
     )  # fmt: skip
     fig.add_vline(x=level, line={"color": theme.INK, "width": 1})
     low = min(level, *without, *(step.low_level for step in steps)) if steps else level
-    rule = f'<br><span style="font-size:11px">{_rule(steps, result)}</span>' if steps else ""
+    rule = f'<br><span style="font-size:11px">{_rule(steps, full.repeats)}</span>' if steps else ""
     title = f"ms, end to end; the line is the full recipe ({brief(level)}){rule}"
     fig.update_xaxes(theme.axis(0.9 * low if log else 0.0, max([level, *ends]), title, log, room=1.3))
     fig.update_yaxes(autorange="reversed", showgrid=False, tickfont={"size": 11})
@@ -272,13 +295,13 @@ def _remark(fig: go.Figure, at: int, count: int, text: str, line: int) -> None:
     )  # fmt: skip
 
 
-def _rule(steps: Sequence[OwnTime], result: Ladder) -> str:
+def _rule(steps: Sequence[OwnTime], num_repeats: int) -> str:
     """By what rule a step is told from noise."""
     if not steps:
         return ""
     fewest = min(step.num_pairs for step in steps)
     if not fewest:
-        repeats = counted(result.rungs[0].measurement.repeats, "repeat")
+        repeats = counted(num_repeats, "repeat")
         return f"not paired: whiskers are the range that {repeats} of each allow; grey: cannot tell apart"
     if fewest < LEAST_PAIRS:
         return f"{counted(fewest, 'pair')} cannot tell anything apart: that takes {LEAST_PAIRS}"

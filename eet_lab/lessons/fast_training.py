@@ -20,7 +20,8 @@ from IPython.display import display
 from eet_lab.bench.fusion import PhaseWork, phases_of
 from eet_lab.bench.rows import Row
 from eet_lab.bench.timeline_steps import NO_KERNELS, PHASES
-from eet_lab.bench.training import Batch, TrainComparison, compare_training
+from eet_lab.bench.train_compare import TrainComparison, compare_training
+from eet_lab.bench.training import Batch
 from eet_lab.devices import checked_device
 from eet_lab.figures import theme
 from eet_lab.lessons import recorded

@@ -37,6 +37,11 @@ def on_its_encoders_device(work: Work) -> Work:
     return _within(work, lambda model: model.encoder)
 
 
+def on_any_device(work: Work) -> Work:
+    """The same for functions whose first argument is a model of any kind."""
+    return _within(work, lambda model: model.network)
+
+
 def _within(work: Work, network_of: Callable[[Model], Decoder | AnyEncoder | Seq2Seq]) -> Work:
     @wraps(work)
     def within(model: Any, *args: Any, **keywords: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from eet_lab.bench import cost
-from eet_lab.bench.training import TrainComparison, compare_training
+from eet_lab.bench.train_compare import TrainComparison, TrainLadder, compare_training, ladder_training
 from eet_lab.devices import present
 from eet_lab.errors import RecipeError, TrainingError
 from eet_lab.models import Model
@@ -177,14 +177,26 @@ def train_model(
         return Trained(run, replace(model, network=trainer.trained()), middle)
 
 
+Compared = TrainComparison | TrainLadder
+
+
 def compare_recipes(
-    model: Model, asked: TrainAsked, on_partial: Callable[[TrainComparison], None], progress: Progress, cancel: Cancel
-) -> TrainComparison:
-    """The ticked techniques against none, a step of each in turn. Errors: those of `compare_training`."""
+    model: Model,
+    asked: TrainAsked,
+    one_by_one: bool,
+    on_partial: Callable[[Compared], None],
+    progress: Progress,
+    cancel: Cancel,
+) -> Compared:
+    """The ticked techniques against none, or added and left out `one_by_one`, a step of each recipe in turn.
+
+    Errors: those of `compare_training` and `ladder_training`.
+    """
     if not asked.techniques:
         raise RecipeError("No technique is ticked, so there is nothing to compare: tick one.")
     rows, _ = asked.rows(model)
-    return compare_training(
+    work: Callable[..., Compared] = ladder_training if one_by_one else compare_training
+    return work(
         model, rows, asked.recipe(model), batch_rows=asked.batch_rows, task=asked.task, settings=asked.settings,
         progress=progress, cancel=cancel, on_partial=on_partial,
     )  # fmt: skip

@@ -10,18 +10,20 @@ from typing import Any
 import ipywidgets as W
 
 from eet_lab.bench.paired import memory_words
-from eet_lab.bench.training import TrainComparison, TrainedSide
+from eet_lab.bench.train_compare import TrainComparison, TrainedSide, TrainLadder, TrainRung
 from eet_lab.figures import theme
+from eet_lab.figures.ladder import training_waterfall
 from eet_lab.figures.live import Point, StripCharts
+from eet_lab.figures.outputs import FigureBox
 from eet_lab.models import Model
 from eet_lab.models.config import Config, VisionConfig
-from eet_lab.technique import Technique, obstacle, registry
+from eet_lab.technique import Technique, known, obstacle, registry
 from eet_lab.training import TrainRun
 from eet_lab.training.run import Evaluation
 from eet_lab.training.tasks import task_of
 from eet_lab.words import MiB, amount, brief, counted, padded, percent, visible
 from eet_lab.workbench.actions import ActionPage, field, help_line, said_words
-from eet_lab.workbench.train_jobs import Look, TrainAsked
+from eet_lab.workbench.train_jobs import Compared, Look, TrainAsked
 
 LINES = {
     "loss": ("loss", "nats a label", {"training": theme.BASELINE, "held-out": theme.SELECTION}),
@@ -40,7 +42,7 @@ class TrainLive(StripCharts):
     """Strip charts over the steps of a run."""
 
     def __init__(self, on_gpu: bool) -> None:
-        super().__init__(LINES, height="190px", x_unit="", scales=SCALES)
+        super().__init__(LINES, height="190px", x_unit="", scales=SCALES, overflow="visible")
         if not on_gpu:
             self.charts["memory"].note, self.charts["mfu"].note = NOT_MEASURED, NO_CEILING
 
@@ -122,12 +124,15 @@ class TrainPage(ActionPage):
             "compare": W.Button(
                 description="Compare", layout=BUTTON, tooltip="The ticked techniques with none, a step of each in turn"
             ),
+            "ladder": W.Button(
+                description="Ladder", layout=BUTTON, tooltip="The ticked techniques added, and left out, one by one"
+            ),
         }
         for action, button in self.buttons.items():
             button.on_click(lambda _, action=action: put(action))
         self.status = W.HTML(said_words("Press Train."))
         self.live = TrainLive(on_gpu)
-        self.error, self.headline, self.comparison = W.HTML(), W.HTML(), W.HTML()
+        self.error, self.headline, self.comparison, self.figure = W.HTML(), W.HTML(), W.HTML(), FigureBox()
         task = task_of(asked.task, model.config).name
         told = f"<b>{escape(visible(model.label))}</b>, {escape(model.dtype)}, {task} {self._where}"
         self.box = W.VBox(
@@ -135,7 +140,7 @@ class TrainPage(ActionPage):
                 W.HTML(theme.stylesheet()), W.HTML(f"<div>{told}</div>"), W.GridBox(form, layout=FORM),
                 field("techniques", W.VBox(cards)),
                 W.HBox([*self.buttons.values(), self.status], layout=ROW), self.error, self.headline,
-                self.live.box, self.comparison,
+                self.live.box, self.figure, self.comparison,
             ]
         )  # fmt: skip
 
@@ -151,6 +156,7 @@ class TrainPage(ActionPage):
         self.error.value = ""
         if compares:
             self.comparison.value = ""
+            self.figure.show()
         else:
             self.headline.value = ""
             self.live.clear()
@@ -173,9 +179,13 @@ class TrainPage(ActionPage):
         told = f"<b>{escape(headline(run, num_steps) + reached)}</b> {self._where}"
         self.headline.value = f'<div class="eet-note eet-{kind}">{told}</div>'
 
-    def show_comparison(self, found: TrainComparison) -> None:
-        """Two recipes side by side, as far as they came."""
-        self.comparison.value = comparison_table(found, self._where)
+    def show_comparison(self, found: Compared) -> None:
+        """Two recipes side by side, or a ladder, as far as they came."""
+        if isinstance(found, TrainComparison):
+            self.comparison.value = comparison_table(found, self._where)
+            return
+        self.comparison.value = ladder_table(found, self._where)
+        self.figure.show(training_waterfall(found))
 
 
 def headline(run: TrainRun, num_steps: int) -> str:
@@ -203,13 +213,38 @@ def comparison_table(found: TrainComparison, where: str) -> str:
     times = {} if change is None else dict(zip(sides, (change.before, change.after), strict=True))
     on_gpu = found.baseline.peak_bytes is not None
     rows = [[name, *_cells(side, times.get(name))] for name, side in sides.items()]
+    return theme.table(("", "ms a step", "tokens/s", *["peak memory"] * on_gpu), rows, _told(found, where))
+
+
+def _told(found: TrainComparison, where: str) -> str:
+    """What a comparison says, in lines: of a step, of memory, of the loss."""
+    change = found.change
     words = [] if change is None else [f"A step: {theme.badge(change.words('ms'), change.kind)} {where}"]
     if found.baseline.peak_bytes is not None and found.selection.peak_bytes is not None:
         less = memory_words(found.baseline.peak_bytes, found.selection.peak_bytes)
         words.append(f"Peak memory: {theme.badge(less)}")
     words.append(f"Same loss curve? {theme.badge(found.verdict, SAME[found.verdict])} {escape(found.explanation)}")
-    told = "".join(f"<div>{line}</div>" for line in words)
-    return theme.table(("", "ms a step", "tokens/s", *["peak memory"] * on_gpu), rows, told)
+    return "".join(f"<div>{line}</div>" for line in words)
+
+
+def ladder_table(found: TrainLadder, where: str) -> str:
+    """What each technique brings a step on the way up, and what the full recipe is without it; then all beside none."""
+    none, change = found.whole.baseline, found.whole.change
+    on_gpu = none.peak_bytes is not None
+    first = [brief(change.before) if change else "–", "", *[amount(none.peak_bytes or 0)] * on_gpu, ""]
+    rows = [["no technique", *first], *map(_rung, found.rungs)]
+    rows += [_rung(rung, without=True) for rung in found.left_out]
+    head = ("", "ms a step", "change", *["peak memory"] * on_gpu, "same loss curve?")
+    return theme.table(head, rows, f"<div>All of them beside none:</div>{_told(found.whole, where)}")
+
+
+def _rung(rung: TrainRung, without: bool = False) -> list[str]:
+    """A technique's line: what it is compared with has all else that is there."""
+    found, along = rung.found, [known(name).title for name in rung.along]
+    name = " and ".join([rung.title, *along])
+    times = ["–", "–"] if found.change is None else [brief(found.change.after), found.change.words("ms")]
+    peak = found.selection.peak_bytes
+    return [f"{'without' if without else '+'} {name}", *times, *([] if peak is None else [amount(peak)]), found.verdict]
 
 
 def _cells(side: TrainedSide, ms: float | None) -> list[str]:

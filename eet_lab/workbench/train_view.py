@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
 
-from eet_lab.bench.training import TrainComparison
+from eet_lab.bench.train_compare import TrainComparison, TrainLadder
 from eet_lab.errors import TrainingError
 from eet_lab.models import Model, load
 from eet_lab.technique import Recipe, everything
@@ -21,7 +21,7 @@ from eet_lab.training.run import Evaluation
 from eet_lab.words import told, visible
 from eet_lab.workbench.actions import ActionController, ActionView
 from eet_lab.workbench.threads import Answer, Background, drained
-from eet_lab.workbench.train_jobs import Look, TrainAsked, Trained, compare_recipes, train_model
+from eet_lab.workbench.train_jobs import Compared, Look, TrainAsked, Trained, compare_recipes, train_model
 from eet_lab.workbench.train_page import TrainPage
 
 
@@ -29,7 +29,8 @@ class TrainController(ActionController):
     """The page, and what came of its last run and of its last comparison."""
 
     BEGUN: ClassVar[Mapping[str, str]] = {
-        "train": "Reading the data …", "resume": "Reading the checkpoint …", "compare": "Reading the data …"
+        "train": "Reading the data …", "resume": "Reading the checkpoint …", "compare": "Reading the data …",
+        "ladder": "Reading the data …",
     }  # fmt: skip
     QUESTION: ClassVar[str] = "training"
 
@@ -37,10 +38,10 @@ class TrainController(ActionController):
         super().__init__(background)
         self.model = model
         self.trained: Trained | None = None
-        self.compared: TrainComparison | None = None
+        self.compared: Compared | None = None
         self.page = TrainPage(model, asked, put)
         self._looks: SimpleQueue[Look | Evaluation] = SimpleQueue()
-        self._partial: SimpleQueue[TrainComparison] = SimpleQueue()
+        self._partial: SimpleQueue[Compared] = SimpleQueue()
 
     def tick(self) -> None:
         super().tick()
@@ -59,9 +60,9 @@ class TrainController(ActionController):
     def _ask(self, action: str, number: int, asked: TrainAsked, cancel: threading.Event) -> None:
         asked.check(self.model)
         work: Callable[..., Any]
-        if action == "compare":
+        if compares := action in ("compare", "ladder"):
             self._partial = SimpleQueue()
-            work = partial(compare_recipes, self.model, asked, self._partial.put)
+            work = partial(compare_recipes, self.model, asked, action == "ladder", self._partial.put)
         else:
             if action == "train" and asked.has_checkpoint:
                 raise TrainingError(
@@ -75,18 +76,19 @@ class TrainController(ActionController):
             self._looks = SimpleQueue()
             work = partial(train_model, self.model, asked, action == "resume", self._looks.put)
         self._background.ask(self.QUESTION, number, partial(work, self.progress, cancel))
-        self.page.begin(action == "compare")
+        self.page.begin(compares)
 
     def _show(self, action: str, asked: TrainAsked, value: Any) -> None:
-        if isinstance(value, TrainComparison):
+        if isinstance(value, TrainComparison | TrainLadder):
             self._put_comparison(value)
-            self.page.tell("Done.")
+            stopped = isinstance(value, TrainLadder) and value.partial
+            self.page.tell("Stopped." if stopped else "Done.")
         else:
             self.trained = value
             self.page.show_run(value.run, asked.steps, value.mfu)
             self.page.tell(self._kept() or "Done.")
 
-    def _put_comparison(self, found: TrainComparison) -> None:
+    def _put_comparison(self, found: Compared) -> None:
         self.compared = found
         self.page.show_comparison(found)
 
@@ -95,15 +97,19 @@ class TrainController(ActionController):
         return f"The last checkpoint is in {visible(asked.folder)}; Resume goes on from it." * asked.has_checkpoint
 
 
+WARMUP_STEPS = 5
+
+
 class TrainView(ActionView):
-    """Train a copy of a model, stop it, go on from its checkpoint, and compare techniques with none.
+    """Train a copy of a model, stop it, go on from its checkpoint, and compare techniques with none, or one by one.
 
     `model` is a name, or what `eet_lab.load` gave. `task` is "language", "masked", "classes", "token-classes" or
     "seq2seq" (default: what its head is for). `data` is a file, the last tenth of which is held out: text, or JSON
     lines with a "text" each; for classes and answers JSON lines with a "text" or "ids", and "labels". Without one, what
     ships is read: Python's documentation, numbers in words, or drawn digits. `folder` is where the checkpoint is kept.
-    `lr` rises over `warmup_steps`; each of `steps` reads `batch_rows` examples, or rows of `row_tokens` tokens. `run`
-    is what the last run did, `trained` the model after it, and `compared` the last comparison.
+    `lr` rises over `warmup_steps` (default: five, or all of fewer `steps`). Each of `steps` reads `batch_rows`
+    examples, or rows of `row_tokens` tokens. `run` is what the last run did, `trained` the model after it, and
+    `compared` the last comparison or ladder.
 
     Opening another view closes this one. `close()` stops the training and ends its threads. Errors: ModelError,
     TrainingError.
@@ -121,13 +127,15 @@ class TrainView(ActionView):
         steps: int = 40,
         batch_rows: int = 4,
         row_tokens: int = 128,
-        warmup_steps: int = 5,
+        warmup_steps: int | None = None,
         dropout: float = 0.0,
         task: str | None = None,
         device: str | None = None,
     ) -> None:
         loaded = model if isinstance(model, Model) else load(model, device=device)
         ticked: Recipe = everything(loaded.device, loaded.config.in_training)
+        if warmup_steps is None:
+            warmup_steps = max(min(WARMUP_STEPS, steps), 0) if isinstance(steps, int) else WARMUP_STEPS
         asked = TrainAsked(
             str(data), ticked.names, lr, steps, batch_rows, row_tokens, warmup_steps, dropout, str(folder), task
         )
@@ -146,8 +154,8 @@ class TrainView(ActionView):
         return self.controller.trained.model if self.controller.trained else None
 
     @property
-    def compared(self) -> TrainComparison | None:
-        """The last comparison, as far as it came."""
+    def compared(self) -> Compared | None:
+        """The last comparison or ladder, as far as it came."""
         return self.controller.compared
 
     def wait(self, timeout_s: float = 60.0) -> TrainRun | None:

@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 import eet_lab
+from eet_lab.bench.train_compare import TrainLadder
 from eet_lab.errors import EETError, ModelError, TrainingError
 from eet_lab.models import Model
 from eet_lab.models.config import EncoderConfig
@@ -114,11 +116,8 @@ def test_stop_takes_effect_within_a_pass_and_keeps_the_checkpoint(view: TrainVie
 def test_ticked_techniques_are_compared_with_none(
     view: TrainView, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def shorter(*given: Any, **how: Any) -> Any:
-        return compare(*given, **how, repeats=6)
-
-    compare = train_jobs.compare_training
-    monkeypatch.setattr(train_jobs, "compare_training", shorter)
+    for name in ("compare_training", "ladder_training"):
+        monkeypatch.setattr(train_jobs, name, partial(getattr(train_jobs, name), repeats=6))
     page = view.controller.page
     assert all(box.value != box.disabled for box in page.techniques.values())
     click(view, "compare")
@@ -128,10 +127,21 @@ def test_ticked_techniques_are_compared_with_none(
     assert found.change.words("ms") in page.comparison.value and "Same loss curve?" in page.comparison.value
     assert found.verdict in page.comparison.value and "on a CPU" in page.comparison.value
 
+    for name, box in page.techniques.items():
+        box.value = name in ("pre_padding", "chunked_cross_entropy")
+    click(view, "ladder")
+    rungs = view.compared
+    assert isinstance(rungs, TrainLadder) and not rungs.partial
+    assert [rung.technique for rung in rungs.rungs] == ["pre_padding", "chunked_cross_entropy"]
+    for words in ("+ Pre-padding", "without Chunked cross entropy", "same loss curve?", "on a CPU"):
+        assert words in page.comparison.value, words
+    [figure] = page.figure.outputs
+    assert "Who saves what" in str(figure)
+
     for box in page.techniques.values():
         box.value = False
     click(view, "compare")
-    assert "No technique is ticked" in told(view) and view.compared is found
+    assert "No technique is ticked" in told(view) and view.compared is rungs
     page.techniques["packed_prefill"].value = True
     click(view, "train")
     assert "packed_prefill needs pre_padding and mask_removal" in told(view)
@@ -190,12 +200,15 @@ def test_a_new_view_closes_the_old_one_unless_it_is_asked_for_wrongly(
         TrainView(encoders.ours("bert-classes"), task="token-classes")
     with pytest.raises(TrainingError, match="lr is -1"):
         TrainView(model, data, lr=-1.0)
+    with pytest.raises(TrainingError, match="max_steps is 'few'"):
+        TrainView(model, data, steps="few")  # type: ignore[arg-type]
     with pytest.raises(EETError, match="no action 'trian'. Did you mean 'train'"):
         view.press("trian")
     view.controller.page.fields["steps"].value = 1_000_000
     view.press("train")
     view.start()
-    second = TrainView(model, data, steps=2, **ROWS)
+    second = TrainView(model, data, steps=2, **ROWS | {"warmup_steps": None})
+    assert second.controller.page.asked().warmup_steps == 2
     with pytest.raises(EETError, match="closed"):
         view.press("train")
     second.close()

@@ -1,0 +1,278 @@
+"""Recipes of training side by side: two that take the same steps in turn, and the ladder of all techniques of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+import torch
+
+from eet_lab.bench import timing
+from eet_lab.bench.compare import rungs_down, rungs_up
+from eet_lab.bench.measured import Environment, environment
+from eet_lab.bench.paired import Change
+from eet_lab.bench.peers import largest
+from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Series, Tally, check_budget, check_repeats
+from eet_lab.errors import Cancelled, RecipeError
+from eet_lab.models import Model
+from eet_lab.models.on_device import on_any_device
+from eet_lab.progress import Cancel, Progress
+from eet_lab.technique import Recipe, known
+from eet_lab.texts import RecipeLike, as_recipe
+from eet_lab.training import Example, Step, Trainer, TrainSettings
+from eet_lab.training.data import Batches
+from eet_lab.words import plain
+
+BUDGETS = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
+"""How far apart two losses of a step may be, as a share: sums in another order grow apart from step to step."""
+
+
+@dataclass(frozen=True)
+class TrainedSide:
+    """The steps of one recipe. `peak_bytes`: the most that were allocated in a step, its own; None on a CPU."""
+
+    recipe: str
+    steps: tuple[Step, ...]
+    peak_bytes: int | None
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """The loss of each step."""
+        return tuple(step.loss for step in self.steps)
+
+
+@dataclass(frozen=True)
+class TrainComparison:
+    """Two recipes that took the same steps in turn. `change` is that of the milliseconds a step.
+
+    `max_error` is the largest relative difference of two losses of a step, and `budget` what it may be.
+    """
+
+    environment: Environment
+    baseline: TrainedSide
+    selection: TrainedSide
+    change: Change | None
+    max_error: float
+    budget: float
+
+    @property
+    def verdict(self) -> Literal["identical", "within rounding", "different"]:
+        """Whether the loss curves are the same."""
+        if self.baseline.losses == self.selection.losses:
+            return "identical"
+        return "within rounding" if self.max_error <= self.budget else "different"
+
+    @property
+    def explanation(self) -> str:
+        """The same in words."""
+        if self.verdict == "identical":
+            return "The losses of all steps are the same to the bit."
+        if self.max_error == math.inf:
+            return "The loss of a step is not finite."
+        return f"Losses of a step are at most {plain(self.max_error)} apart, as a share; the budget is {self.budget}."
+
+
+@dataclass(frozen=True)
+class TrainRung:
+    """One technique more (or less, in `TrainLadder.left_out`): `found` has the rung before (or the full recipe) first.
+
+    `along` names what had to come, or go, with it.
+    """
+
+    technique: str
+    title: str
+    along: tuple[str, ...]
+    found: TrainComparison
+
+
+@dataclass(frozen=True)
+class TrainLadder:
+    """Techniques added one by one to none, then left out one by one from the full recipe.
+
+    `whole` compares none with the full recipe. `partial`: it was stopped, and holds what was timed until then.
+    """
+
+    recipe: str
+    whole: TrainComparison
+    rungs: tuple[TrainRung, ...]
+    left_out: tuple[TrainRung, ...]
+    partial: bool = False
+
+
+@on_any_device
+def compare_training(
+    model: Model,
+    rows: Batches,
+    recipe: RecipeLike = "all",
+    *,
+    baseline: RecipeLike = "",
+    batch_rows: int = 8,
+    task: str | None = None,
+    settings: TrainSettings | None = None,
+    repeats: int | None = None,
+    budget_s: float = PAIR_BUDGET_S,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+    on_partial: Callable[[TrainComparison], None] | None = None,
+) -> TrainComparison:
+    """Train two copies of a model by `baseline` and by `recipe`, a step of each in turn, on the same rows.
+
+    The first two steps of each warm up, and are not timed; their losses are compared, too. `repeats` steps are timed;
+    None: until the interval of the paired difference is narrow, or `budget_s` is spent. Errors: those of `Trainer`.
+    """
+    check_repeats(repeats)
+    check_budget(budget_s)
+    recipes = [as_recipe(each, model.device, model.config.in_training) for each in (baseline, recipe)]
+    sides = [_Side(model, each, rows, batch_rows, task, settings, cancel) for each in recipes]
+    pair = sides[0], sides[1]
+
+    def tell() -> None:
+        if on_partial is not None:
+            on_partial(_compared(model, *pair))
+
+    _take_steps(sides, Rounds(repeats, budget_s, lambda: _changes([pair])), progress, cancel, tell)
+    return _compared(model, *pair)
+
+
+@on_any_device
+def ladder_training(
+    model: Model,
+    rows: Batches,
+    recipe: RecipeLike = "all",
+    *,
+    batch_rows: int = 8,
+    task: str | None = None,
+    settings: TrainSettings | None = None,
+    repeats: int | None = None,
+    budget_s: float | None = None,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+    on_partial: Callable[[TrainLadder], None] | None = None,
+) -> TrainLadder:
+    """Credit each technique of `recipe` with its own milliseconds a step and its own bytes.
+
+    Techniques are added one by one, and left out of the full recipe one by one, as `eet_lab.ladder` does. Each recipe
+    trains a copy of the model, all on the same rows, a step of each in turn; the copies stay side by side in memory.
+    `budget_s` (default: two a recipe) and the rest are as in `compare_training`. Once `cancel` is set, the ladder that
+    comes back holds what was timed until then and is marked partial; Cancelled where that is nothing.
+    Errors: RecipeError for a recipe without techniques, and those of `Trainer`.
+    """
+    check_repeats(repeats)
+    if budget_s is not None:
+        check_budget(budget_s)
+    full = as_recipe(recipe, model.device, model.config.in_training)
+    if not full:
+        raise RecipeError('A ladder needs a technique at least, and the recipe has none. Name one, or say "all".')
+    up, down = rungs_up(full), rungs_down(full)
+    recipes = {str(each): each for _, _, each in (*up, *down)}
+    sides = {name: _Side(model, each, rows, batch_rows, task, settings, cancel) for name, each in recipes.items()}
+    none, *rungs = [sides[str(each)] for _, _, each in up]
+    pairs = [*pairwise((none, *rungs)), *((rungs[-1], sides[str(each)]) for _, _, each in down)]
+
+    def found(partial: bool = False) -> TrainLadder:
+        climbed = [
+            TrainRung(name, known(name).title, along, _compared(model, *pair))
+            for (name, along, _), pair in zip((*up[1:], *down), pairs, strict=True)
+        ]
+        whole = _compared(model, none, rungs[-1])
+        return TrainLadder(str(full), whole, tuple(climbed[: len(rungs)]), tuple(climbed[len(rungs) :]), partial)
+
+    def tell() -> None:
+        if on_partial is not None:
+            on_partial(found())
+
+    budget_s = PAIR_BUDGET_S / 2 * len(sides) if budget_s is None else budget_s
+    rounds = Rounds(repeats, budget_s, lambda: _changes(pairs))
+    try:
+        _take_steps([*sides.values()], rounds, progress, cancel, tell)
+    except Cancelled:
+        if not all(each.series.runs for each in sides.values()):
+            raise
+        return found(partial=True)
+    return found()
+
+
+WARM = 2
+"""Steps before those that are timed: the optimizer's state is made in the first."""
+
+
+class _Side:
+    """A recipe, its trainer, and the steps that it has taken."""
+
+    def __init__(
+        self, model: Model, recipe: Recipe, rows: Batches, batch_rows: int, task: str | None,
+        settings: TrainSettings | None, cancel: Cancel | None,
+    ) -> None:  # fmt: skip
+        timing.check(cancel)
+        self._on_gpu, self._rows, self._batch_rows, self._cancel = model.device == "cuda", rows, batch_rows, cancel
+        before = self._allocated()
+        self._trainer = Trainer(model.network, recipe.parts, task=task, settings=settings)
+        self._recipe, self._held, self._peak = str(recipe), self._allocated() - before, 0
+        self.warming, self.series = Series(self._recipe, self._step), Series(self._recipe, self._step)
+
+    def _step(self) -> Step:
+        before, batch = self._allocated(), self._rows.batch(self._trainer.num_steps, self._batch_rows)
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        run = timing.on_host(lambda: self._done(batch))
+        step = replace(run.value, ms=run.seconds * 1e3)
+        if self._on_gpu:
+            # What this side holds stays between its steps, and the other side's is there before and after.
+            self._held += self._allocated() - before
+            self._peak = max(self._peak, torch.cuda.max_memory_allocated() - self._allocated() + self._held)
+        return step
+
+    def _done(self, batch: Sequence[Example]) -> Step:
+        """A step, once the GPU has updated the weights: the other side's would wait for it."""
+        step = self._trainer.step(batch, self._cancel)
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        return step
+
+    @property
+    def num_steps(self) -> int:
+        """How many it has taken, with those that warmed up."""
+        return len(self.warming.runs) + len(self.series.runs)
+
+    def trained(self, num: int) -> TrainedSide:
+        """What the first `num` of its steps were."""
+        steps = (*self.warming.runs, *self.series.runs)[:num]
+        return TrainedSide(self._recipe, steps, self._peak if self._on_gpu else None)
+
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated() if self._on_gpu else 0
+
+
+Pair = tuple[_Side, _Side]
+
+
+def _change(before: _Side, after: _Side) -> Change | None:
+    """That of the steps of those rounds in which both took one; None before the first."""
+    num = min(len(each.series.runs) for each in (before, after))
+    befores, afters = ([step.ms for step in each.series.runs[:num]] for each in (before, after))
+    return Change.of(befores, afters)
+
+
+def _changes(pairs: Sequence[Pair]) -> list[Change]:
+    return [found for pair in pairs if (found := _change(*pair))]
+
+
+def _compared(model: Model, before: _Side, after: _Side) -> TrainComparison:
+    """What is known of two by now, over the steps that both took."""
+    num = min(each.num_steps for each in (before, after))
+    one, other = (each.trained(num) for each in (before, after))
+    error = largest(abs(b / a - 1) for a, b in zip(one.losses, other.losses, strict=True))
+    return TrainComparison(environment(model), one, other, _change(before, after), error, BUDGETS[model.network.dtype])
+
+
+def _take_steps(
+    sides: Sequence[_Side], rounds: Rounds, progress: Progress | None, cancel: Cancel | None,
+    on_round: Callable[[], None],
+) -> None:  # fmt: skip
+    """Steps that warm up, and then those that are timed, of all in turn. Errors: Cancelled between two of them."""
+    tally = Tally(len(sides) * (WARM + rounds.expected), progress)
+    timing.in_turn([side.warming for side in sides], Rounds(WARM), tally, cancel, doing="warming up")
+    timing.in_turn([side.series for side in sides], rounds, tally, cancel, on_round=on_round)
