@@ -39,13 +39,15 @@ class Step(NamedTuple):
 
 @dataclass
 class Choice:
-    """One of the texts that a request gets."""
+    """One of the texts that a request gets: what vLLM calls a request, and its metrics count."""
 
     number: int
+    prompt_tokens: int
     answer: Answer
     text: StoppedText
     scores: Scores
     finish: Reason | None = None
+    has_begun: bool = False
 
     def advance(self) -> Piece | None:
         """What is new, if anything. Errors: the one that ended the answer."""
@@ -84,11 +86,11 @@ class Generating:
         decode: Decode = self._front.decode(body.stop_token_ids)
         self._ticket.count(len(self._prompts) * body.n, self.prompt_tokens)
         for prompt, how in zip(self._prompts, settings, strict=True):
-            self._front.metrics.prompt_lengths.observe(len(prompt))
             for number in range(body.n):
                 scores = Scores(self._front.card.bytes_of)
                 answer = Answer(self._wake, is_followed=body.stream or bool(stops))
-                self.choices.append(Choice(len(self.choices), answer, StoppedText(decode, stops), scores))
+                text = StoppedText(decode, stops)
+                self.choices.append(Choice(len(self.choices), len(prompt), answer, text, scores))
                 self._front.joined(answer)
                 self._front.generator.join(Job(prompt, how, number, answer, self._deadline))
         self._watch = asyncio.create_task(self._watch_client(receive))
@@ -100,10 +102,10 @@ class Generating:
             await self._wake.wait()
             self._wake.clear()
             found = [piece for choice in running if (piece := choice.advance()) is not None]
-            if any(choice.answer.num_tokens for choice in running):
-                self._started()
-            if done := [choice.answer for choice in running if choice.finish is not None]:
-                self._front.left(done)
+            self._begin(running)
+            if done := [choice for choice in running if choice.finish is not None]:
+                self._finish(done)
+                self._front.left([choice.answer for choice in done])
             running = [choice for choice in running if choice.finish is None]
             if found:
                 yield Step(found, self.completion_tokens)
@@ -115,13 +117,10 @@ class Generating:
             self._watch.cancel()
             self._watch = None  # its error holds its frame, and that this: the collector alone would find them
         metrics = self._front.metrics
-        metrics.prompt_tokens += self.prompt_tokens
         for choice in self.choices:
-            tokens = choice.text.num_tokens
-            metrics.generation_tokens += tokens
-            metrics.finished["error" if choice.answer.error else choice.finish or "abort"] += 1
-            metrics.generation_lengths.observe(tokens)
-        metrics.whole_s.observe(time.perf_counter() - self._ticket.since)
+            metrics.generation_tokens += choice.text.num_tokens
+            if choice.finish is None:
+                metrics.finished["error" if choice.answer.error else "abort"] += 1
 
     @property
     def left_s(self) -> float:
@@ -133,10 +132,25 @@ class Generating:
         """The tokens of all choices until now."""
         return sum(choice.text.num_tokens for choice in self.choices)
 
-    def _started(self) -> None:
-        first = min((c.answer.first_at for c in self.choices if c.answer.first_at is not None), default=None)
-        if first is not None and self._ticket.started(first):
-            self._front.metrics.first_token_s.observe(first - self._ticket.since)
+    def _begin(self, running: Sequence[Choice]) -> None:
+        """Count those whose first token came; with the first of all, the request waits no more."""
+        metrics = self._front.metrics
+        for choice in running:
+            first = choice.answer.first_at
+            if first is not None and not choice.has_begun:
+                choice.has_begun = True
+                self._ticket.started(first)
+                metrics.prompt_tokens += choice.prompt_tokens
+                metrics.first_token_s.observe(first - self._ticket.since)
+
+    def _finish(self, done: Sequence[Choice]) -> None:
+        """Count those that are complete; others have no latency."""
+        metrics, whole_s = self._front.metrics, time.perf_counter() - self._ticket.since
+        for choice in done:
+            metrics.finished[str(choice.finish)] += 1
+            metrics.prompt_lengths.observe(choice.prompt_tokens)
+            metrics.generation_lengths.observe(choice.text.num_tokens)
+            metrics.whole_s.observe(whole_s)
 
     async def _watch_client(self, receive: Receive) -> None:
         await disconnected(receive)

@@ -140,19 +140,23 @@ def numbers(served) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
 
-def test_metrics_have_vllms_names(client, served):
+@pytest.mark.parametrize(("prompt", "n", "sequences"), [(PROMPT, 1, 1), ([PROMPT, PROMPT], 3, 6)])
+def test_metrics_have_vllms_names(client, served, prompt, n, sequences):
+    """A prompt of a list, and each of its `n`, is a request of vLLM's engine, and all of its metrics count those."""
     before = numbers(served)
-    client.completions.create(model="demo", prompt=PROMPT, max_tokens=4, temperature=0)
+    client.completions.create(model="demo", prompt=prompt, n=n, max_tokens=4, temperature=0)
     time.sleep(0.05)
     after = numbers(served)
     label = '{model_name="demo"}'
     grown = {name: after[name] - before.get(name, 0) for name in after}
-    assert grown[f"vllm:prompt_tokens_total{label}"] == 5
-    assert grown[f"vllm:generation_tokens_total{label}"] == 4
-    assert grown['vllm:request_success_total{finished_reason="length",model_name="demo"}'] == 1
-    assert grown[f"vllm:time_to_first_token_seconds_count{label}"] == 1
-    assert grown[f"vllm:inter_token_latency_seconds_count{label}"] == 3
-    assert grown[f"vllm:e2e_request_latency_seconds_count{label}"] == 1
+    assert grown[f"vllm:prompt_tokens_total{label}"] == 5 * sequences
+    assert grown[f"vllm:generation_tokens_total{label}"] == 4 * sequences
+    assert grown['vllm:request_success_total{finished_reason="length",model_name="demo"}'] == sequences
+    assert grown[f"vllm:inter_token_latency_seconds_count{label}"] == 3 * sequences
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_prompt_tokens"):
+        assert grown[f"vllm:{name}_count{label}"] == sequences, name
+    assert grown[f"vllm:request_prompt_tokens_sum{label}"] == 5 * sequences
+    assert grown[f"vllm:request_generation_tokens_sum{label}"] == 4 * sequences
     assert after[f"vllm:num_requests_running{label}"] == 0 and after[f"vllm:kv_cache_usage_perc{label}"] == 0
 
 
