@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeVar
 
-from eet_lab.serving.errors import ApiError, bad
+from eet_lab.serving.errors import ApiError
 from eet_lab.serving.metrics import Metrics
 from eet_lab.serving.options import BYTES_PER_TOKEN, Options
 from eet_lab.words import plain, sized, told
@@ -47,7 +47,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
-        request_id = given if FINE_ID.fullmatch(given) else b"%032x" % NUMBERS.getrandbits(128)
+        request_id = given if FINE_ID.fullmatch(given) else new_id()
         state = scope.setdefault("state", {})
         state["request_id"], state["ticket"] = request_id.decode(), None
         has_begun = False
@@ -109,14 +109,14 @@ class Gate:
 
 
 async def read_body(receive: Receive, options: Options) -> bytes:
-    """A request's body. Errors: ApiError, 413 where it is too long, 408 where it takes too long."""
+    """A request's body. Errors: ApiError: 413 too long, 408 too slow, 499 the client left."""
     parts, length = list[bytes](), 0
     try:
         async with asyncio.timeout(options.body_s):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise bad("The client left before its body was complete.")
+                    raise ApiError(499, "The client left before its body was complete.")
                 parts.append(message.get("body", b""))
                 length += len(parts[-1])
                 if length > options.max_body_bytes:
@@ -150,12 +150,23 @@ async def before(end: float, work: Awaitable[Result], receive: Receive) -> Resul
 
 
 async def answer(send: Send, error: ApiError) -> None:
-    """Send an error as OpenAI does. JSON in ASCII: a message may quote what no encoding takes."""
+    """Send an error as OpenAI does."""
+    status, headers, body = written(error)
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def written(error: ApiError) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Its status, headers and body. JSON in ASCII: a message may quote what no encoding takes."""
     body = json.dumps(error.body()).encode()
     headers = [(name.lower().encode(), value.encode()) for name, value in error.headers().items()]
     headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return error.status, headers, body
+
+
+def new_id() -> bytes:
+    """An id for a request that brings none."""
+    return b"%032x" % NUMBERS.getrandbits(128)
 
 
 class Ticket:

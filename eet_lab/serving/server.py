@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -15,9 +16,11 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from eet_lab.serving.app import app_of
-from eet_lab.serving.errors import ApiError
+from eet_lab.serving.errors import ApiError, bad
 from eet_lab.serving.front import Front
+from eet_lab.serving.gate import new_id, written
 from eet_lab.serving.lifecycle import Lifecycle
+from eet_lab.words import plain
 
 LAST_S = 2
 """Seconds for answers that were ended to reach their clients, before connections are cut."""
@@ -41,7 +44,7 @@ class Server(Lifecycle):
         self._draining: asyncio.Task[None] | None = None
         config = uvicorn.Config(
             app_of(service),
-            http=partial(PatientProtocol, header_s=service.options.header_s),
+            http=partial(PatientProtocol, header_s=service.options.header_s, refused=service.metrics.refused),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -106,9 +109,9 @@ class PatientProtocol(H11Protocol):
     The time counts from the connection, or from the first byte of a later request on it.
     """
 
-    def __init__(self, *args: Any, header_s: float, **keywords: Any) -> None:
+    def __init__(self, *args: Any, header_s: float, refused: Counter[int], **keywords: Any) -> None:
         super().__init__(*args, **keywords)
-        self._header_s = header_s
+        self._header_s, self._refused = header_s, refused
         self._header_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -139,5 +142,20 @@ class PatientProtocol(H11Protocol):
         """408 is what a client gets that is still there, and the connection ends."""
         self._header_timer = None
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            self._refuse(ApiError(408, f"The request's headers took longer than {plain(self._header_s)} s."))
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn calls where h11 cannot read what came."""
+        self._refuse(bad("What came is no valid HTTP/1.1 request. Send one, unencrypted."))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer what no app can, unless an answer has begun, and end the connection."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()
+            return
+        self._refused[error.status] += 1
+        status, headers, body = written(error)
+        headers += [(b"connection", b"close"), (b"x-request-id", new_id())]
+        for event in (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()

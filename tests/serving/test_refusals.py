@@ -168,13 +168,40 @@ def test_only_json_is_read(post):
     checked(post(TEXT, {"prompt": "a"}, **{"content-encoding": "gzip"}), 415, None)
 
 
+def ended(raw: Raw, status: int) -> str:
+    """The message of an error after which the connection ends, whoever noticed it."""
+    head, _, body = raw.until(b"").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status) and b"connection: close" in head.lower(), head
+    headers = dict(line.lower().split(": ", 1) for line in head.decode().splitlines()[1:])
+    return checked(httpx.Response(status, headers=headers, content=body), status, None)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost\r\n\r\n",
+        b"POST /v1\r\n\r\n",
+        HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_what_is_no_http(served, sent):
+    def refused():
+        found = re.search(r'eet:requests_refused_total{.*status="400"} (\d+)', httpx.get(f"{served.url}/metrics").text)
+        return int(found[1]) if found else 0
+
+    raw, before = Raw(served.url), refused()
+    raw.send(sent)
+    assert "no valid HTTP" in ended(raw, 400) and refused() == before + 1
+
+
 def test_headers_that_come_too_slowly_are_not_waited_for(served):
     raw, start = Raw(served.url), time.monotonic()
     raw.send(b"GET /health HTTP/1.1\r\nhost: a\r\n")
     for _ in range(3):
         time.sleep(0.1)
         raw.send(b"x-slow: 1\r\n")
-    assert b" 408 " in raw.until(b"")
+    assert "longer than 0.5 s" in ended(raw, 408)
     assert time.monotonic() - start < 5
     again = Raw(served.url)
     again.send(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
