@@ -36,11 +36,16 @@ def add_model(parser: argparse.ArgumentParser, default: str | None = "demo") -> 
 
 
 def load_model(args: argparse.Namespace, name: str | None = None) -> Model:
-    """The model that the options name, which generates; ModelError for an encoder."""
-    from eet_lab.models import load
-
-    model = load(name or args.model, device=args.device, dtype=args.dtype)
+    """The decoder that the options name; ModelError for another model."""
+    model = load_any(args, name or args.model)
     model.decoder  # noqa: B018
+    return model
+
+
+def load_generator(args: argparse.Namespace) -> Model:
+    """The decoder or encoder-decoder that the options name; ModelError for an encoder."""
+    model = load_any(args, args.model)
+    model.generator  # noqa: B018
     return model
 
 

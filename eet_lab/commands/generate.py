@@ -6,15 +6,16 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from eet_lab.commands.arguments import add_generation, add_model, load_model, settings, tell_unfit
+from eet_lab.commands.arguments import add_generation, add_model, load_generator, settings, tell_unfit
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine, stoppable
 from eet_lab.errors import Cancelled
 from eet_lab.words import counted
 
 GUIDE = """\
-Continues one or more prompts and reports the time. A single prompt is streamed as it is generated; several run as one
-batch and are printed at the end. Prompts are bold on a terminal; elsewhere " >>" stands between prompt and text.
+Continues one or more prompts and reports the time; an encoder-decoder answers them. A single prompt is streamed as it is
+generated; several run as one batch and are printed at the end. Prompts are bold on a terminal; elsewhere " >>" stands
+between prompt and text.
 
   eet-lab generate "Return a list of"
   eet-lab generate "Return" "If the file does not exist," --recipe baseline
@@ -38,14 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate and print; 130 when stopped."""
+    from eet_lab.models.seq2seq import Seq2Seq
     from eet_lab.models.transcript import ended_by
     from eet_lab.texts import generate
 
-    model = load_model(args)
+    model = load_generator(args)
     tell_unfit(model, args.recipe)
     eos_id = model.config.eos_id
     ends = () if args.ignore_eos or eos_id is None else (eos_id,)
-    printer = Printer(args.prompts, ended_by(ends, model.decode))
+    printer = Printer(args.prompts, ended_by(ends, model.decode), isinstance(model.network, Seq2Seq))
     line = ProgressLine()
     try:
         with stoppable() as stop:
@@ -74,14 +76,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Printer:
-    """Prints a single prompt's text as it grows, or every prompt's text at the end."""
+    """Prints a single prompt's text as it grows, or every prompt's text at the end.
 
-    def __init__(self, prompts: list[str], decode: Callable) -> None:
+    `answers`: texts are no continuation of their prompts.
+    """
+
+    def __init__(self, prompts: list[str], decode: Callable, answers: bool = False) -> None:
         from eet_lab.models.transcript import Transcript
 
         self._prompts, self._transcript = prompts, Transcript(decode)
         self._num_shown, self._begun = 0, False
-        self._marks = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() else ("", " >>")
+        before, after = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() else ("", " >>")
+        self._marks = before, after + " " * answers
 
     def on_step(self, event: object) -> None:
         """Print what one step added to the only row."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -199,8 +198,12 @@ def _read(update: Update, weights: Tensor) -> dict[str, Any]:
     return {"fused": True, "lr": update.lr, "found_inf": update.skip.float()}
 
 
+MOST_FACTOR = 1e30
+"""The largest learning rate, decay or eps: its products with weights in float32 are numbers still."""
+
+
 def _check_positive(name: str, value: object) -> None:
-    check_number(TrainingError, name, value, 0, math.inf, "of 0 or more")
+    check_number(TrainingError, name, value, 0, MOST_FACTOR, f"from 0 to {MOST_FACTOR:.0e}", last=True)
 
 
 def _check_share(name: str, value: object) -> None:
