@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from ctypes import c_int, c_void_p
+from dataclasses import replace
 from types import SimpleNamespace
 
 import families
@@ -15,10 +16,12 @@ import eet_lab
 from eet_lab.bench import fusion
 from eet_lab.bench.fusion import FusionMap, FusionRung, Gain, PhaseWork, fusion_map
 from eet_lab.bench.measured import Spread
+from eet_lab.bench.paired import Change
 from eet_lab.bench.profiler_trace import PHASE, read_steps
 from eet_lab.bench.timeline import Timelines, decode, encode, write_trace
 from eet_lab.bench.timeline_steps import PHASES
 from eet_lab.errors import Cancelled
+from eet_lab.figures import fusion as drawn
 from eet_lab.figures.timeline import short_caption
 from eet_lab.ops import native
 from eet_lab.ops.native import launchers
@@ -82,9 +85,17 @@ def test_bytes_of_kernels_are_those_at_their_addresses(monkeypatch):
 def test_a_gain_of_a_phase_is_bounded_by_its_share():
     spread = Spread(10.0, 10.0, 10.0)
     work = {phase: PhaseWork(9, 9, ms) for phase, ms in zip(PHASES, (3.0, 5.0, 2.0), strict=True)}
-    before = FusionRung("", "baseline", "baseline", work, spread)
-    after = FusionRung("x", "X", "x", {**work, "update": PhaseWork(1, 9, 0.5)}, Spread(8.5, 8.5, 8.5))
-    assert after.gain(before) == Gain("update", 4.0, 10 / 8.5, 0.2) and after.gain(before).most == 1.25
+    before = FusionRung("", "baseline", "baseline", work, spread, {})
+    changes = {phase: Change.of([5.0] * 8, [5.0] * 8) for phase in PHASES}
+    changes |= {"update": Change.of([2.0] * 8, [0.5] * 8), "step": Change.of([10.0] * 8, [8.5] * 8)}
+    after = FusionRung("x", "X", "x", {**work, "update": PhaseWork(1, 9, 0.5)}, Spread(8.5, 8.5, 8.5), changes)
+    gain = after.gain(before)
+    assert gain == Gain("update", changes["update"], changes["step"], 0.2) and gain.most == 1.25
+    assert drawn._words(gain) == "update 4 ×, step 1.2 ×"
+    unsure = replace(after, changes=changes | {"step": changes["forward"]}).gain(before)
+    assert drawn._words(unsure) == "update 4 ×, step ?" and "cannot tell apart" in drawn._bound(unsure)
+    noise = replace(after, changes=dict.fromkeys(changes, changes["forward"]))
+    assert noise.gain(before) is None and drawn._words(None) == "no gain to tell", "noise is no effect"
 
 
 def test_the_map_is_drawn_before_and_after_each_technique(mapped):
@@ -92,7 +103,8 @@ def test_the_map_is_drawn_before_and_after_each_technique(mapped):
     bars = [trace for trace in figure.data if trace.type == "bar"]
     assert len(bars) == 3 * 3 * 2 * len(mapped.pairs) and {bar.name for bar in bars} == set(PHASES)
     [words] = [trace for trace in figure.data if trace.type == "scatter"]
-    assert all("×, step " in text for text in words.text) and "were it gone" in words.customdata[0]
+    assert set(words.text) == {"  no gain to tell"}, "of one round nothing is told"
+    assert figure.layout.xaxis.title.text == "calls of PyTorch"
     assert list(figure.layout.yaxis.ticktext) == [after.title for _, after in mapped.pairs]
 
 

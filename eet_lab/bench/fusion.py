@@ -23,10 +23,11 @@ from eet_lab.bench import timing
 from eet_lab.bench.compare import rungs_up
 from eet_lab.bench.launches import is_work
 from eet_lab.bench.measured import Environment, Spread, environment
+from eet_lab.bench.paired import LEVEL, Change
 from eet_lab.bench.profiler_trace import ProfiledStep
 from eet_lab.bench.timeline import DEVICE
 from eet_lab.bench.timeline_steps import PHASES, Phases, Watch
-from eet_lab.bench.timing import Rounds, Series, Stopwatch, Tally, check_repeats
+from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Series, Stopwatch, Tally, check_budget, check_repeats
 from eet_lab.bench.train_compare import WARM
 from eet_lab.bench.training import Batch
 from eet_lab.bench.workloads import TrainBatch
@@ -38,6 +39,8 @@ from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import registry
 from eet_lab.texts import RecipeLike, as_recipe
 from eet_lab.threads import cpu_threads
+
+STEP = "step"
 
 
 class PhaseWork(NamedTuple):
@@ -51,13 +54,13 @@ class PhaseWork(NamedTuple):
 
 
 class Gain(NamedTuple):
-    """The phase that a technique shortens most, how many times as fast it and the step are, and the share of the step
-    that the phase was before: were it gone, the step would be `most` times as fast.
+    """The phase that a technique shortens most, what can be told from noise of it and of the step, and the share of the
+    step that the phase was before: were it gone, the step would be `most` times as fast.
     """
 
     phase: str
-    of_phase: float
-    of_step: float
+    of_phase: Change
+    of_step: Change
     share: float
 
     @property
@@ -68,20 +71,26 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True)
 class FusionRung:
-    """A recipe's step: `name` and `title` are those of the technique that it has more than the one before."""
+    """A recipe's step: `name` and `title` are those of the technique that it has more than the one before.
+
+    `changes` are those of the milliseconds of each phase, and of the "step", from the rung before.
+    """
 
     name: str
     title: str
     recipe: str
     work: Mapping[str, PhaseWork]
     step_ms: Spread
+    changes: Mapping[str, Change]
 
-    def gain(self, before: FusionRung) -> Gain:
-        """What came with the technique."""
-        phase = max(PHASES, key=lambda each: before.work[each].ms - self.work[each].ms)
-        old, new = before.work[phase].ms, self.work[phase].ms
-        share = old / sum(work.ms for work in before.work.values())
-        return Gain(phase, old / new, before.step_ms.p50 / self.step_ms.p50, share)
+    def gain(self, before: FusionRung) -> Gain | None:
+        """What came with the technique; None where no phase can be told to be faster."""
+        faster = [each for each in PHASES if each in self.changes and self.changes[each].verdict == "better"]
+        if not faster:
+            return None
+        phase = max(faster, key=lambda each: before.work[each].ms - self.work[each].ms)
+        share = before.work[phase].ms / sum(work.ms for work in before.work.values())
+        return Gain(phase, self.changes[phase], self.changes[STEP], share)
 
 
 @dataclass(frozen=True)
@@ -114,21 +123,28 @@ def fusion_map(
     workload: TrainBatch | str,
     recipe: RecipeLike = "all",
     *,
-    repeats: int = 5,
+    repeats: int | None = None,
+    budget_s: float | None = None,
     progress: Progress | None = None,
     cancel: Cancel | None = None,
 ) -> FusionMap:
     """The step of a batch such as `train:demo/b8/s64`, as the techniques of a recipe are added to it one by one.
 
     Phases are those of passes that are launched one by one, and the step's milliseconds those of the recipe as it is.
-    `plot(result, "fusion")` draws it. Errors: RecipeError, PromptError, ModelError, TrainingError, OutOfMemory,
-    Cancelled, and MonitorError where another profiler is at work.
+    Steps of all are timed in turn, `repeats` of each; None: until what a technique changes is known well, or `budget_s`
+    (default: two seconds a technique) are spent. `plot(result, "fusion")` draws it.
+    Errors: RecipeError, PromptError, ModelError, TrainingError, OutOfMemory, Cancelled, and MonitorError where another
+    profiler is at work.
     """
     check_repeats(repeats)
+    if budget_s is not None:
+        check_budget(budget_s)
     full = as_recipe(recipe, model.device, model.config.in_training)
     batch = Batch.of(TrainBatch.of(workload, model), model)
     climb = rungs_up(full)
-    tally = Tally(len(climb) * (1 + 2 * repeats), progress)
+    budget_s = PAIR_BUDGET_S / 2 * len(climb) if budget_s is None else budget_s
+    rounds = Rounds(repeats, budget_s, lambda: [each[STEP] for each in _changes(steps, phases) if STEP in each])
+    tally = Tally(len(climb) * (1 + 2 * rounds.expected), progress)
     with cpu_threads(model.device), present(model.network.device):
         rungs = []
         for _, _, chosen in climb:
@@ -138,12 +154,26 @@ def fusion_map(
             tally.finish()
         steps = [Series(str(chosen), rung.step_ms) for (_, _, chosen), rung in zip(climb, rungs, strict=True)]
         phases = [Series(f"phases of {each.name}", rung.phase_ms) for each, rung in zip(steps, rungs, strict=True)]
-        timing.in_turn([*steps, *phases], Rounds(repeats), tally, cancel)
+        timing.in_turn([*steps, *phases], rounds, tally, cancel)
     found = []
-    for (name, _, chosen), rung, step, phase in zip(climb, rungs, steps, phases, strict=True):
+    for (name, _, chosen), rung, step, phase, changes in zip(
+        climb, rungs, steps, phases, [{}, *_changes(steps, phases)], strict=True
+    ):
         title = registry()[name].title if name in registry() else name or "baseline"
-        found.append(FusionRung(name, title, str(chosen), rung.work(phase.runs), _spread(step.runs)))
+        found.append(FusionRung(name, title, str(chosen), rung.work(phase.runs), _spread(step.runs), changes))
     return FusionMap(environment(model), str(workload), tuple(found))
+
+
+def _changes(steps: Sequence[Series[Any]], phases: Sequence[Series[Any]]) -> list[dict[str, Change]]:
+    """What each recipe but the first changes of the one before it; phases share one `LEVEL`."""
+    found = []
+    for (step, phase), (next_step, next_phase) in pairwise(zip(steps, phases, strict=True)):
+        changes = {STEP: Change.of(step.runs, next_step.runs)}
+        for name in PHASES:
+            before, after = ([run[name] for run in each.runs] for each in (phase, next_phase))
+            changes[name] = Change.of(before, after, level=LEVEL / len(PHASES))
+        found.append({name: change for name, change in changes.items() if change is not None})
+    return found
 
 
 def phases_of(batch: Batch, parts: Parts, device: str, repeats: int) -> dict[str, PhaseWork]:

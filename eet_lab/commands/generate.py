@@ -13,9 +13,9 @@ from eet_lab.errors import Cancelled
 from eet_lab.words import counted
 
 GUIDE = """\
-Continues one or more prompts and reports the time; an encoder-decoder answers them. A single prompt is streamed as it is
-generated; several run as one batch and are printed at the end. Prompts are bold on a terminal; elsewhere " >>" stands
-between prompt and text.
+Continues one or more prompts and reports the time; an encoder-decoder answers them. A single prompt is streamed as it
+is generated; several run as one batch and are printed at the end. Prompts are bold on a terminal; elsewhere " >>"
+stands between prompt and text.
 
   eet-lab generate "Return a list of"
   eet-lab generate "Return" "If the file does not exist," --recipe baseline

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import plotly.graph_objects as go
 
 from eet_lab.bench.fusion import FusionMap, FusionRung, Gain, PhaseWork
+from eet_lab.bench.paired import Change
 from eet_lab.bench.timeline_steps import PHASES
 from eet_lab.figures import theme
 from eet_lab.words import MiB, brief, percent
@@ -16,6 +17,7 @@ PALE = 0.4
 """The opacity of the step before, whose bar is above."""
 HALF, HEIGHT = 0.19, 0.34
 """How far a bar is from its technique's line, and how high it is."""
+LAUNCHES = {"cuda": "launches", "cpu": "calls of PyTorch"}
 COLUMNS: dict[str, Callable[[PhaseWork], float]] = {
     "launches": lambda work: work.launches,
     "MiB moved": lambda work: work.num_bytes / MiB,
@@ -30,13 +32,14 @@ def fusion(result: FusionMap) -> go.Figure:
     pairs = result.pairs
     title = f"Fusion map of {result.workload}: before, and with each technique"
     fig = theme.grid(1, len(COLUMNS), title, 150 + 52 * max(1, len(pairs)), shared_yaxes=True, horizontal_spacing=0.03)
+    titles = [LAUNCHES[result.environment.device_kind], *list(COLUMNS)[1:]]
     for column, read in enumerate(COLUMNS.values(), 1):
         longest = 0.0
         for place, pair in enumerate(pairs):
             for rung, at, opacity in zip(pair, (place - HALF, place + HALF), (PALE, 1.0), strict=True):
                 longest = max(longest, _stacked(fig, rung, read, at, opacity, column))
         fig.update_xaxes(
-            row=1, col=column, title=list(COLUMNS)[column - 1], tickformat=theme.DIGITS,
+            row=1, col=column, title=titles[column - 1], tickformat=theme.DIGITS,
             range=[0, (ROOM if column == len(COLUMNS) else 1.05) * (longest or 1.0)],
         )  # fmt: skip
     gains = [after.gain(before) for before, after in pairs]
@@ -70,14 +73,22 @@ def _stacked(
     return end
 
 
-def _words(gain: Gain) -> str:
-    """`update 7.8 ×, step 1.1 ×`."""
-    return f"{gain.phase} {brief(gain.of_phase, 2)} ×, step {brief(gain.of_step, 2)} ×"
+def _words(gain: Gain | None) -> str:
+    """`update 7.8 ×, step 1.1 ×`, as far as it can be told."""
+    if gain is None:
+        return "no gain to tell"
+    return f"{gain.phase} {_times(gain.of_phase)}, step {_times(gain.of_step)}"
 
 
-def _bound(gain: Gain) -> str:
+def _times(change: Change) -> str:
+    return "?" if change.verdict == "cannot tell apart" else f"{brief(1 / change.ratio, 2)} ×"
+
+
+def _bound(gain: Gain | None) -> str:
     """Why the step gains less than the phase (Amdahl)."""
+    if gain is None:
+        return "no part of the step is faster by more than noise"
     return (
-        f"{gain.phase} was {percent(gain.share)} of the step: were it gone, the step<br>would be "
-        f"{brief(gain.most, 3)} times as fast; it is {brief(gain.of_step, 3)} times as fast"
+        f"{gain.phase}: {gain.of_phase.words('ms')}<br>it was {percent(gain.share)} of the step: were it gone, the "
+        f"step would be {brief(gain.most, 3)} × as fast<br>step: {gain.of_step.words('ms')}"
     )

@@ -17,13 +17,14 @@ import plotly.graph_objects as go
 import torch
 from IPython.display import display
 
-from eet_lab.bench.fusion import PhaseWork, phases_of
+from eet_lab.bench.fusion import PhaseWork, fusion_map, phases_of
 from eet_lab.bench.rows import Row
 from eet_lab.bench.timeline_steps import NO_KERNELS, PHASES
 from eet_lab.bench.train_compare import TrainComparison, compare_training
 from eet_lab.bench.training import Batch
+from eet_lab.bench.workloads import TrainBatch
 from eet_lab.devices import checked_device
-from eet_lab.figures import theme
+from eet_lab.figures import plot, theme
 from eet_lab.lessons import recorded
 from eet_lab.lessons.prediction import Prediction, after_prediction
 from eet_lab.lessons.show import Shown, here, noted, table, there
@@ -226,6 +227,22 @@ def flat(model: Model) -> Shown:
         "layout; a layer's weights are views of it. The formula is the same, and so is each number. The calls no "
         "longer grow with the number of tensors. The bytes stay, so what is saved is the host's time: on a GPU that "
         "is most of the update of a small model.",
+    )
+
+
+def fusions(model: Model) -> Shown:
+    """What each technique that can run here does to each part of the step, and to the step."""
+    sizes = lengths(model)
+    workload = TrainBatch(model.name, NUM_TEXTS, min(sizes), max(sizes))
+    found = fusion_map(model, workload)
+    return Shown(
+        here(model),
+        plot(found, "fusion"),
+        f"Each technique has two bars: above, pale, the step without it; below, with it. The batch is {NUM_TEXTS} rows "
+        f"of random tokens, {min(sizes)} to {max(sizes)} long. Beside the bars stands how many times as fast the part "
+        "of the step became that gained most, and how many times as fast the whole step: a part that was a tenth of "
+        "the step can take away no more than a tenth of it (Amdahl's law). Counts and bytes are exact. Times are measured, "
+        "a step of each in turn; a question mark stands for what cannot be told from noise.",
     )
 
 
