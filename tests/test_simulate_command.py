@@ -37,6 +37,9 @@ def test_all_policies_on_one_traffic(decoder, capsys):
     assert set(lines_of(out)) == set(POLICIES)
     assert "TTFT ms p50 / p95 / p99" in out and "Simulated with times of toy, baseline, - on no device" in out
     assert "100 requests, Poisson, " in out
+    for rate, is_told in (("0.01", False), ("1000", True)):
+        assert main([*words, "--rate", rate, "--policy", "no_batching"]) == 0
+        assert ("Busy near 100 % (no_batching): more came" in capsys.readouterr().out) == is_told
     assert main(words) == 0
     assert capsys.readouterr().out == out, "the same seed, the same table"
 
@@ -80,7 +83,7 @@ def test_default_policies_beyond_the_table_are_left_out_with_their_reason(tmp_pa
     words = ["--lengths", "50-100", "--new-tokens", "5", "--requests", "50", "--rate", "9"]
     assert main(["simulate", "--table", path, *words]) == 0
     out = capsys.readouterr().out
-    assert set(lines_of(out.split("Busy near")[0])) == {"continuous_batching"}
+    assert set(lines_of(out.split("Simulated with")[0])) == {"continuous_batching"}
     assert "no_batching is left out: A pass has" in out and "was measured up to 9" in out
     assert main(["simulate", "--table", path, *words, "--policy", "no_batching"]) == 2
 

@@ -56,6 +56,8 @@ def test_lengths_in_words(tmp_path):
     [
         ("500-5", "the longest length is 5, but it must be a whole number from 500"),
         ("0", "the shortest length is 0"),
+        ("5-", "'5-' is neither a length such as 128, nor a range such as 5-500"),
+        ("-5", "'-5' is neither"),
         ("9" * 30, "the shortest length is 9"),
         ("lognormal:40", "write lognormal:MEDIAN:SIGMA"),
         ("lognormal:nan:1", "the median length is nan"),

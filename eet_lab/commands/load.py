@@ -46,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="NAME", help="default: the first one that the server has")
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="a file with the key that the server wants")
     parser.add_argument("--text", action="store_true", help="prompts are words, about one a token")
+    parser.add_argument(
+        "--vocab-size", type=int, metavar="N", help="draw token ids below it (default: what the server says)"
+    )
     parser.add_argument("--stop-at-eos", action="store_true", help="answers may end early (OpenAI's own API wants it)")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="after which a request is lost")
     add_traffic(parser, requests=str(REQUESTS), rate=plain(RATE), lengths=LENGTHS, new_tokens=NEW_TOKENS)
@@ -87,7 +90,7 @@ def _target(args: argparse.Namespace) -> Target:
     from eet_lab.serving.load import Target
 
     key = args.api_key_file and read_key(args.api_key_file)
-    return Target(args.url, args.endpoint, args.model, key, as_text=args.text, ignore_eos=not args.stop_at_eos)
+    return Target(args.url, args.endpoint, args.model, key, args.text, not args.stop_at_eos, args.vocab_size)
 
 
 COMMAND = Command("load", "put load on a server, and measure its answers", GUIDE, add_arguments, run)

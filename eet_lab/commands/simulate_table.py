@@ -9,6 +9,9 @@ from eet_lab.scheduling.served import Served
 from eet_lab.scheduling.traffic import Traffic
 from eet_lab.words import aligned, brief, visible
 
+NEARLY_ALL = 0.98
+"""The share of the time in which a model that is busy has no reserve."""
+
 
 def served_table(found: Sequence[Served], traffic: Traffic, table: CostTable, limit_ms: float | None) -> str:
     """Policies on one traffic."""
@@ -23,6 +26,11 @@ def served_table(found: Sequence[Served], traffic: Traffic, table: CostTable, li
         waits = [_three(each.percentiles[key]) for key in times.values()]
         good = [brief(each.goodput(e2e_ms=limit_ms))] if limit_ms else []
         cells.append([each.policy, *rates, *shares, *waits, *good])
+    full = [each.policy for each in found if each.busy >= NEARLY_ALL]
+    said = [
+        f"Busy near 100 % ({', '.join(full)}): more came than could be served, and waiting grows for as long as it "
+        "lasts."
+    ]
     rate = f"{brief(traffic.rate)} a second came, {len(traffic):,} in all"
     return "\n".join(
         [
@@ -31,7 +39,7 @@ def served_table(found: Sequence[Served], traffic: Traffic, table: CostTable, li
             *aligned(cells),
             "",
             f"{rate}. Simulated with times of {table.source}.",
-            "Busy near 100 %: more came than could be served, and waiting grows for as long as it lasts.",
+            *(said if full else []),
         ]
     )
 

@@ -252,10 +252,13 @@ def checked_columns(num_rows: int, prompt_tokens: int, max_new_tokens: int, conf
     return columns
 
 
-def checked_texts(texts: Sequence[Sequence[int]], config: Config, truncate: bool = False) -> list[Sequence[int]]:
+def checked_texts(
+    texts: Sequence[Sequence[int]], config: Config, truncate: bool = False, cut_by: str = "truncate=True"
+) -> list[Sequence[int]]:
     """What an encoder reads, as lists or arrays of token ids that no one else has; PromptError for what it cannot read.
 
-    `truncate` cuts what is longer than the context; its last token stays, which marks a text's end.
+    `truncate` cuts what is longer than the context; its last token stays, which marks a text's end. `cut_by` is how
+    whoever gave them asks for that.
     """
     numbers = _numbers(texts, config.vocab_size)
     if numbers is None:
@@ -268,7 +271,7 @@ def checked_texts(texts: Sequence[Sequence[int]], config: Config, truncate: bool
         if len(row) > config.context and not truncate:
             raise PromptError(
                 f"Text {number} has {len(row):,} tokens, but this encoder reads at most {config.context:,}. Shorten "
-                "it, or cut all texts with truncate=True."
+                f"it, or cut all texts with {cut_by}."
             )
     return [row if len(row) <= config.context else [*row[: config.context - 1], row[-1]] for row in rows]
 

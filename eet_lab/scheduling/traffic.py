@@ -185,8 +185,8 @@ def read_lengths(words: str, most: int = MOST) -> Lengths:
                 f"{told(words)} is no distribution of lengths: write lognormal:MEDIAN:SIGMA, such as lognormal:40:0.8."
             ) from None
         return LogNormal(median, sigma, most)
-    low, _, high = words.partition("-")
-    if low.isdecimal() and (not high or high.isdecimal()):
+    low, dash, high = words.partition("-")
+    if low.isdecimal() and (high.isdecimal() or not dash):
         return Uniform(*(int(number[:20]) for number in (low, high or low)))
     if not os.path.exists(words):  # of Path it would be an error for a NUL byte
         raise TrafficError(

@@ -101,6 +101,7 @@ def _described(front: Front) -> dict[str, object]:
         "created": front.created,
         "owned_by": "eet_lab",
         "max_model_len": front.columns,
+        "vocab_size": front.card.vocab_size,
         "recipe": str(front.card.recipe),
     }
 

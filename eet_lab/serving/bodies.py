@@ -69,7 +69,7 @@ class Sampled(Body):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=-1)
     n: int = Field(default=1, ge=1, le=MOST_CHOICES)
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     stop: Any = None
     stop_token_ids: list[int] = Field(default=[], max_length=MOST_STOPS)
     ignore_eos: bool = False
@@ -105,7 +105,7 @@ class Sampled(Body):
 class CompletionBody(Sampled):
     """A request for /v1/completions."""
 
-    prompt: Any = ""
+    prompt: Any
     logprobs: int | None = Field(default=None, ge=0, le=5)
 
     def num_logprobs(self) -> int | None:
@@ -131,9 +131,10 @@ class ChatBody(Sampled):
 
 
 class TextsBody(Body):
-    """A request for /v1/classify."""
+    """A request for /v1/classify. `truncate_prompt_tokens` is vLLM's: texts are cut to so many; -1: to the context."""
 
     input: Any
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1)
 
 
 class EmbeddingBody(TextsBody):

@@ -17,7 +17,7 @@ from eet_lab.encoding import POOLS, as_texts, scores_of
 from eet_lab.engine.settings import checked_texts
 from eet_lab.engine.tasks import CLASSES, TextTask
 from eet_lab.errors import EETError
-from eet_lab.parts.passes import Readable
+from eet_lab.parts.passes import Readable, Text
 from eet_lab.serving.bodies import EmbeddingBody, TextsBody, parsed
 from eet_lab.serving.completions import token_lists
 from eet_lab.serving.errors import bad, of_engine
@@ -106,10 +106,33 @@ async def _texts(front: LocalFront, body: TextsBody) -> Sequence[Readable]:
         raise bad(f"input has {len(given):,} texts, but one request may have {MOST_TEXTS:,}. Send several.", "input")
     try:
         texts = await asyncio.to_thread(as_texts, front.model, given)
-        checked_texts([text.ids for text in texts], front.model.config)
+        if (most := body.truncate_prompt_tokens) is not None:
+            texts = [_cut(text, _checked_most(most, front)) for text in texts]  # type: ignore[arg-type]  # none is an image
+        checked_texts([text.ids for text in texts], front.model.config, cut_by="truncate_prompt_tokens=-1")
     except EETError as error:
         raise of_engine(error, "input") from error
     return texts
+
+
+def _checked_most(most: int, front: LocalFront) -> int:
+    """The most tokens of a text, of which -1 means the context; ApiError for a number that cannot be."""
+    context = front.model.config.context
+    if most == 0 or most > context:
+        raise bad(
+            f"truncate_prompt_tokens is {most:,}, but {front.name} reads 1 to {context:,} tokens. Give one of these "
+            "numbers, or -1 for the most.",
+            "truncate_prompt_tokens",
+        )
+    return context if most < 0 else most
+
+
+def _cut(text: Text, most: int) -> Text:
+    """Its first tokens, and its last one, which marks a text's end."""
+    if len(text.ids) <= most:
+        return text
+    keep = [*range(most - 1), len(text.ids) - 1]
+    types = text.types and [text.types[at] for at in keep]
+    return text._replace(ids=[text.ids[at] for at in keep], types=types)
 
 
 async def _read(front: LocalFront, request: Request, texts: Sequence[Readable], task: TextTask) -> Tensor:

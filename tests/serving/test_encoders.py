@@ -74,6 +74,16 @@ def test_vectors_are_those_of_encode(client, bert):
     torch.testing.assert_close(torch.tensor(second.embedding), expected[1])
 
 
+@pytest.mark.parametrize(("most", "tokens"), [(-1, 40), (40, 40), (5, 5)])
+def test_texts_are_cut_where_a_client_asks_for_it(client, bert, most, tokens):
+    """To so many tokens, special ones among them; the last one stays, as with `truncate=True`."""
+    how = dict(model="bert", extra_body={"truncate_prompt_tokens": most})
+    told = client.embeddings.create(input=["w1 " * 50, "w2"], **how)
+    assert told.usage.prompt_tokens == tokens + 3
+    expected = eet_lab.encode(bert, ["w1 " * (tokens - 2), "w2"]).vectors
+    torch.testing.assert_close(torch.tensor([each.embedding for each in told.data]), expected)
+
+
 def test_classes_are_those_of_classify(post, bert):
     told, expected = post("/v1/classify", {"model": "bert", "input": TEXTS}).json(), eet_lab.classify(bert, TEXTS)
     assert [each["label"] for each in told["data"]] == list(expected.labels)
@@ -87,7 +97,9 @@ def test_classes_are_those_of_classify(post, bert):
         ({"input": []}, "input", r"\[\]"),
         ({"input": 5}, "input", "5"),
         ({"input": [1, 2, V]}, "input", f"token {V}"),
-        ({"input": "w1 " * 50}, "input", "reads at most 40"),
+        ({"input": "w1 " * 50}, "input", "reads at most 40.*truncate_prompt_tokens=-1"),
+        ({"input": "w1", "truncate_prompt_tokens": 41}, "truncate_prompt_tokens", "41.*1 to 40 tokens.*-1"),
+        ({"input": "w1", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-2"),
         ({"input": ["a"] * 3000}, "input", "3,000 texts"),
         ({"input": "\ud800"}, "input", "surrogate"),
         ({}, "input", "missing"),

@@ -32,7 +32,8 @@ def test_serve_returns_at_once_and_stop_works_at_any_time(demo, monkeypatch):
         served.wait_until_up(0.05)
     may.set()
     answer = httpx.get(f"{served.url}/v1/models", timeout=30)  # who connects early waits
-    assert answer.json()["data"][0]["max_model_len"] == 1024
+    [card] = answer.json()["data"]
+    assert card["max_model_len"] == 1024 and card["vocab_size"] == demo.config.vocab_size
     assert eventually(lambda: served.state == "serving")
     served.stop()
     served.stop()

@@ -14,7 +14,7 @@ from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.traffic import Traffic
 from eet_lab.serving.load.exchange import Exchange
 from eet_lab.serving.load.http1 import Connection
-from eet_lab.serving.load.pool import Pool
+from eet_lab.serving.load.pool import AskedModel, Pool
 from eet_lab.serving.load.target import Prompt, Target
 from eet_lab.words import plain
 
@@ -41,11 +41,12 @@ class Job(NamedTuple):
     timeout_s: float
     keep_text: bool
 
-    def requests(self, model: str) -> Iterator[bytes]:
+    def requests(self, asked: AskedModel) -> Iterator[bytes]:
         """The bytes of each request, made when they are asked for."""
-        prompts: Iterable[Prompt] = self.prompts or self.target.prompts(self.traffic.lengths, self.seed)
+        drawn = self.target.prompts(self.traffic.lengths, self.seed, asked.vocab_size)
+        prompts: Iterable[Prompt] = self.prompts or drawn
         for prompt, new_tokens in zip(prompts, self.traffic.new_tokens.tolist(), strict=True):
-            yield self.target.request(model, prompt, new_tokens)
+            yield self.target.request(asked.name, prompt, new_tokens)
 
 
 class OpenLoop:
@@ -77,7 +78,7 @@ class OpenLoop:
                 task.cancel()
             self._pool.close()
 
-    async def _send_all(self, model: str) -> tuple[float, list[Exchange]]:
+    async def _send_all(self, model: AskedModel) -> tuple[float, list[Exchange]]:
         job, exchanges = self._job, list[Exchange]()
         requests = job.requests(model)
         begin = clock() + SOON_S

@@ -7,6 +7,7 @@ import json
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
 from eet_lab.errors import SetupError
 from eet_lab.serving.load.http1 import Connection
@@ -15,6 +16,13 @@ from eet_lab.words import told, visible
 
 PATIENCE_S = 30.0
 """The time for a server to take the first connection, and to name its models."""
+
+
+class AskedModel(NamedTuple):
+    """The model that requests name, and its vocabulary, where the server tells that."""
+
+    name: str
+    vocab_size: int | None = None
 
 
 class Pool:
@@ -43,23 +51,24 @@ class Pool:
             "give another URL."
         )
 
-    async def model(self) -> str:
-        """The name of the model that shall be asked: what the target says, or the first that the server has."""
+    async def model(self) -> AskedModel:
+        """The model that shall be asked: what the target says, or the first that the server has. Errors: SetupError."""
         if self._target.model is not None:
-            return self._target.model
+            return AskedModel(self._target.model)
         names, connection = _Names(), self.idle() or await self.connect()
         connection.ask(self._target.models(), names)
         try:
             status, body = await asyncio.wait_for(names.found, PATIENCE_S)
-            found = json.loads(body)["data"][0]["id"] if status == 200 else None
-        except (TimeoutError, ConnectionError, ValueError, LookupError, TypeError):
-            status, found = 0, None
+            card = json.loads(body)["data"][0] if status == 200 else {"id": None}
+            found, size = card["id"], card.get("vocab_size")
+        except (TimeoutError, ConnectionError, ValueError, LookupError, TypeError, AttributeError):
+            status, found, size = 0, None, None
         if not isinstance(found, str):
             why = {0: "it gives no list", 401: "it asks for another API key"}.get(status, f"it answers with {status}")
             raise SetupError(
                 f"{visible(self._target.url)} does not tell which models it has: {why}. Say which model is meant."
             )
-        return found
+        return AskedModel(found, size if type(size) is int else None)
 
     def idle(self) -> Connection | None:
         """One that was used before and is open, as far as is known."""

@@ -35,7 +35,7 @@ class Target:
     `endpoint` is "completions" or "chat", whose answers are streamed, or "embeddings". `model` None: the first one
     that the server tells. `as_text`: prompts are words, about one a token, instead of token ids; a chat's always are.
     `ignore_eos` asks for all tokens of an answer, and is vLLM's field, which OpenAI's own API refuses. `vocab_size`:
-    prompts are drawn from ids below.
+    prompts are drawn from ids below; None: below `VOCABULARY`, and what the server tells of its model.
     """
 
     url: str
@@ -44,13 +44,14 @@ class Target:
     api_key: str | None = None
     as_text: bool = False
     ignore_eos: bool = True
-    vocab_size: int = VOCABULARY
+    vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.endpoint not in PATHS:
             hint = did_you_mean(str(self.endpoint), PATHS)
             raise SetupError(f"endpoint is {told(self.endpoint)}, but it must be one of {', '.join(PATHS)}.{hint}")
-        check_whole(SetupError, "vocab_size", self.vocab_size, FIRST_TOKEN + 1, 2**31)
+        if self.vocab_size is not None:
+            check_whole(SetupError, "vocab_size", self.vocab_size, FIRST_TOKEN + 1, 2**31)
         for name in ("model", "api_key"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value or not value.isprintable()):
@@ -94,14 +95,15 @@ class Target:
         head = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(raw)
         return self._head("POST", PATHS[self.endpoint]) + head + raw
 
-    def prompts(self, lengths: np.ndarray, seed: int) -> Iterator[Prompt]:
-        """A random prompt of each length, in their order; the same for the same seed."""
+    def prompts(self, lengths: np.ndarray, seed: int, told: int | None = None) -> Iterator[Prompt]:
+        """A random prompt of each length, in their order; the same for the same seed. The server has `told` ids."""
+        most = self.vocab_size or max(min(VOCABULARY, told or VOCABULARY), FIRST_TOKEN + 1)
         draw = np.random.default_rng([seed, len("prompts")])  # a stream beside those of the traffic
         for length in lengths.tolist():
             if self.as_text or self.is_chat:
                 yield " ".join(WORDS[at] for at in draw.integers(0, len(WORDS), length).tolist())
             else:
-                yield draw.integers(FIRST_TOKEN, self.vocab_size, length).tolist()
+                yield draw.integers(FIRST_TOKEN, most, length).tolist()
 
     @property
     def is_chat(self) -> bool:
