@@ -24,7 +24,7 @@ from eet_lab.errors import Cancelled, RecipeError
 from eet_lab.ops import cuda, reference
 from eet_lab.ops.fits import has_rows_on_device
 from eet_lab.parts import Parts, buckets, launch
-from eet_lab.parts.buckets import IDLE, Size, by_device, filled
+from eet_lab.parts.buckets import PADDING_ROW, Size, by_device, filled
 from eet_lab.parts.launch import GraphLaunch
 from eet_lab.parts.passes import Batching, Group, Text
 from eet_lab.parts.staging import Staging, sent
@@ -57,7 +57,7 @@ def of_lengths(*lengths: int, seed: int = 0) -> list[Text]:
     return [Text(draw.integers(5, V, length).tolist(), None, sorted({0, length - 1})) for length in lengths]
 
 
-FULL = (CONTEXT,) * 3 + (IDLE - 3 * CONTEXT,)
+FULL = (CONTEXT,) * 3 + (PADDING_ROW - 3 * CONTEXT,)
 LISTS = {
     "ragged": texts(),
     "one": of_lengths(7),
@@ -89,8 +89,8 @@ def test_a_bucket_has_room_and_little_more():
     before = 0
     for tokens in range(1, 40_000, 7):
         size = Size(tokens, 3, 2, 3).bucket("first")
-        assert before <= size.tokens < tokens + max(IDLE, tokens / 8) and size.tokens >= tokens
-        assert size.rows >= 3 + -(-(size.tokens - tokens) // IDLE) and size.tokens % IDLE == 0
+        assert before <= size.tokens < tokens + max(PADDING_ROW, tokens / 8) and size.tokens >= tokens
+        assert size.rows >= 3 + -(-(size.tokens - tokens) // PADDING_ROW) and size.tokens % PADDING_ROW == 0
         assert size.tokens == Size(size.tokens, 1, 1, 1).bucket("all").tokens, "full ones stay"
         before = size.tokens
     assert len({Size(tokens, 1, 1, 1).bucket("all").tokens for tokens in range(1, 16_385)}) == 40

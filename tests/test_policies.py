@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,7 +15,9 @@ from cost_tables import TURBO_2060, encoder_cost
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eet_lab import scheduling
 from eet_lab.errors import ScheduleError
+from eet_lab.paths import notebooks_dir
 from eet_lab.scheduling.dynamic_program import FIGURE_8, FIGURE_8_LENGTHS, cheapest, figure_8_costs
 from eet_lab.scheduling.policies import (
     POLICIES,
@@ -200,3 +204,13 @@ def test_words_that_are_no_policy(words, says):
 def test_policies_need_neither_torch_nor_numpy():
     code = "import sys, eet_lab.scheduling.policies; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_package_has_all_that_the_lesson_promises():
+    lesson = json.loads((notebooks_dir() / "07_variable_length_serving.ipynb").read_text())
+    [text] = [words for cell in lesson["cells"] if "has it all" in (words := "".join(cell["source"]))]
+    promised = re.findall(r"`(\w+)`", text.partition("has it all")[2].partition("`eet_lab")[0])
+    kinds = [kind.__name__ for kind in POLICIES.values()]
+    assert {"make_traffic", "read_trace", "load_cost", "simulate_traffic", "cheapest"} <= {*promised}
+    for name in [*promised, *kinds, "POLICIES", "parse_policy"]:
+        assert name in scheduling.__all__ and hasattr(scheduling, name), name

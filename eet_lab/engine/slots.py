@@ -291,7 +291,7 @@ class Slots:
 
         Each number of them is a shape of its own, for which a GPU's libraries choose and load kernels when it first
         comes: 4 to 12 ms; and up to `FEW_TOKENS` it has a trace of its own, too. So there are few sizes, of which at
-        most a sixteenth is idle from 1,024 tokens on.
+        most a sixteenth is dummy from 1,024 tokens on.
         """
         if not self.has_sizes:
             return tokens

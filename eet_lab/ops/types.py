@@ -120,7 +120,7 @@ class Batch(NamedTuple):
     max_kv: int  # columns [0, max_kv) hold everything that a query may see
     spans: tuple[tuple[int, int], ...] | None = None  # first and count of each row, on the host
     cu_seqlens: Tensor | None = None  # [B+1] int32  where rows begin, and the last one ends
-    num_idle: int = 0  # tokens of no row, which come last and fill the pass up to one of few sizes
+    num_dummy: int = 0  # tokens of no row, which come last and fill the pass up to one of few sizes
 
     @property
     def num_rows(self) -> int:
@@ -130,12 +130,12 @@ class Batch(NamedTuple):
     @property
     def num_read(self) -> int:
         """Tokens of rows, their pads among them."""
-        return len(self.rows) - self.num_idle
+        return len(self.rows) - self.num_dummy
 
     @property
     def one_each(self) -> bool:
         """Whether every row reads exactly one token, and there are no others."""
-        return self.max_q == 1 and len(self.rows) == self.num_rows and not self.num_idle
+        return self.max_q == 1 and len(self.rows) == self.num_rows and not self.num_dummy
 
 
 class Source(NamedTuple):

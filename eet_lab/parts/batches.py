@@ -35,7 +35,7 @@ def make_batch(
 
     `rows` are their numbers among `num_rows`, in rising order; None: all. Before a row's first token lie `pads`
     columns; where the pass `reads_pads`, they are tokens of it too, and make it a rectangle. `ids` are the tokens of
-    each; None: they are not known here. Idle tokens, which are no row's, fill it up to `size`. It is made by numpy,
+    each; None: they are not known here. Dummy tokens, which are no row's, fill it up to `size`. It is made by numpy,
     whose few numbers no thread has to be woken for.
     """
     count = np.array(counts, np.int64)
@@ -51,10 +51,10 @@ def make_batch(
     if ids is not None:
         token[place >= start[owner]] = np.concatenate([np.asarray(part, np.int64) for part in ids])
     end, B = pad + start + count, len(count) if num_rows is None else num_rows
-    idle = max((size or 0) - T, 0)
+    dummy = max((size or 0) - T, 0)
 
     def of_tokens(values: np.ndarray) -> torch.Tensor:
-        return _tensor(np.concatenate([values, np.zeros(idle, np.int64)]) if idle else values)
+        return _tensor(np.concatenate([values, np.zeros(dummy, np.int64)]) if dummy else values)
 
     def of_all(values: np.ndarray) -> np.ndarray:
         """By the row's number; rows that read nothing have 0."""
@@ -77,7 +77,7 @@ def make_batch(
         max_q=int(count.max()),
         max_kv=int(end.max()),
         spans=_pairs(firsts, every),
-        num_idle=idle,
+        num_dummy=dummy,
     )
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from eet_lab.ops.types import Batch, Keys
 from eet_lab.parts.passes import Group, Pass
 
-IDLE = 128
-"""Tokens of an idle row at most, the least that a bucket has, and what lengths are rounded up to: a block of attention
-serves as many queries.
+PADDING_ROW = 128
+"""Tokens of a padding row at most, the least that a bucket has, and what lengths are rounded up to: a block of
+attention serves as many queries.
 """
 FEWEST_ROWS = 8
 FEWEST_ASKED = 32
@@ -39,13 +39,13 @@ class Size(NamedTuple):
     def bucket(self, wanted: str) -> Size:
         """The bucket that such a pass falls into, where a task wants the "first", "all" or "asked" tokens of a text.
 
-        Tokens are rounded up to an eighth of a power of two, so at most an eighth of more than 1,024 is idle; other
+        Tokens are rounded up to an eighth of a power of two, so at most an eighth of more than 1,024 is padding; other
         numbers to powers of two, which cost next to nothing.
         """
-        tokens = rounded_up(self.tokens, IDLE, 8)
-        rows = _power(self.rows + -(-(tokens - self.tokens) // IDLE), FEWEST_ROWS)
+        tokens = rounded_up(self.tokens, PADDING_ROW, 8)
+        rows = _power(self.rows + -(-(tokens - self.tokens) // PADDING_ROW), FEWEST_ROWS)
         asked = {"all": tokens, "first": max(rows, FEWEST_ASKED)}.get(wanted) or _power(self.asked, FEWEST_ASKED)
-        return Size(tokens, rows, _power(self.longest, IDLE), asked)
+        return Size(tokens, rows, _power(self.longest, PADDING_ROW), asked)
 
     def joined(self, other: Size) -> Size:
         """What has room for either."""
@@ -53,16 +53,16 @@ class Size(NamedTuple):
 
 
 def filled(read: Pass, to: Size) -> Pass:
-    """A pass, on the CPU, of this size: idle rows of tokens 0 are behind its own rows, and empty ones behind these.
+    """A pass, on the CPU, of this size: padding rows of tokens 0 are behind its own rows, and empty ones behind these.
 
-    Idle tokens see each other, so that they are numbers in every layer, and no other row sees them. What is asked for
+    Their tokens see each other, so that they are numbers in every layer, and no other row sees them. What is asked for
     beyond the pass's own is its first token.
     """
     batch, (T, B) = read.batch, (len(read.batch.ids), read.batch.num_rows)
-    idle = to.tokens - T
-    count = np.clip(idle - IDLE * np.arange(to.rows - B), 0, IDLE)
-    first = np.where(count > 0, T + IDLE * np.arange(to.rows - B), 0)
-    place = np.arange(idle)
+    padding = to.tokens - T
+    count = np.clip(padding - PADDING_ROW * np.arange(to.rows - B), 0, PADDING_ROW)
+    first = np.where(count > 0, T + PADDING_ROW * np.arange(to.rows - B), 0)
+    place = np.arange(padding)
     spans, seen = _spans(first, count), _spans(np.zeros_like(count), count)
     assert batch.spans is not None and batch.keys.spans is not None, "it is laid out on the host"
     return Pass(
@@ -70,8 +70,8 @@ def filled(read: Pass, to: Size) -> Pass:
         batch=Batch(
             ids=_longer(batch.ids, to.tokens),
             positions=_longer(batch.positions, to.tokens),
-            rows=_followed(batch.rows, B + place // IDLE),
-            columns=_followed(batch.columns, place % IDLE),
+            rows=_followed(batch.rows, B + place // PADDING_ROW),
+            columns=_followed(batch.columns, place % PADDING_ROW),
             last=_followed(batch.last, np.maximum(first + count - 1, 0)),
             first=_followed(batch.first, first),
             count=_followed(batch.count, count),

@@ -1,6 +1,20 @@
 """Which requests share a pass, and what each of them reads, by counting. No torch in here."""
 
+from importlib import import_module
+from typing import Any
+
+from eet_lab.scheduling.dynamic_program import cheapest
 from eet_lab.scheduling.pages import HIDDEN, Held, Ledger, PageLedger, Slab
+from eet_lab.scheduling.policies import (
+    POLICIES,
+    ContinuousBatching,
+    DynamicProgram,
+    LengthBuckets,
+    NaivePadding,
+    NoBatching,
+    TokenBudget,
+    parse_policy,
+)
 from eet_lab.scheduling.prefix_caching import SharedPageLedger
 from eet_lab.scheduling.request import Request, Row, TokenLogprobs
 from eet_lab.scheduling.schedule import LEFT_PADDED, PACKED, TOKEN_BY_TOKEN, UP_TO_THE_SHORTEST, Schedule
@@ -10,10 +24,19 @@ __all__ = [
     "HIDDEN",
     "LEFT_PADDED",
     "PACKED",
+    "POLICIES",
     "TOKEN_BY_TOKEN",
     "UP_TO_THE_SHORTEST",
+    "ContinuousBatching",
+    "Drawn",
+    "DynamicProgram",
+    "Gamma",
     "Held",
     "Ledger",
+    "LengthBuckets",
+    "LogNormal",
+    "NaivePadding",
+    "NoBatching",
     "PageLedger",
     "Request",
     "Row",
@@ -21,5 +44,32 @@ __all__ = [
     "Scheduler",
     "SharedPageLedger",
     "Slab",
+    "TokenBudget",
     "TokenLogprobs",
+    "Traffic",
+    "Uniform",
+    "cheapest",
+    "load_cost",
+    "make_traffic",
+    "parse_policy",
+    "read_lengths",
+    "read_trace",
+    "save_cost",
+    "simulate_traffic",
 ]
+
+_TRAFFIC = ("Drawn", "Gamma", "LogNormal", "Traffic", "Uniform", "make_traffic", "read_lengths")
+_HOMES = {
+    **dict.fromkeys(("load_cost", "save_cost"), "cost_files"),
+    **dict.fromkeys(_TRAFFIC, "traffic"),
+    "read_trace": "trace",
+    "simulate_traffic": "simulator",
+}
+"""What needs numpy, which policies and schedulers do without."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, when it is asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'eet_lab.scheduling' has no attribute {name!r}")
+    return getattr(import_module(f"eet_lab.scheduling.{_HOMES[name]}"), name)

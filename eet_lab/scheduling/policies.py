@@ -197,17 +197,22 @@ POLICIES: dict[str, type[BasePolicy]] = {
 }
 
 
+def policy_kind(words: str) -> type[BasePolicy]:
+    """Which policy such words name; ScheduleError where there is none. Their knobs are not read."""
+    name = words.strip().partition(":")[0]
+    if name not in POLICIES:
+        raise ScheduleError(
+            f"There is no policy {told(name)}; there are {', '.join(POLICIES)}.{did_you_mean(name, POLICIES)}"
+        )
+    return POLICIES[name]
+
+
 def parse_policy(words: str, limits: Mapping[str, Any] = MappingProxyType({})) -> BasePolicy:
     """The policy of words such as "dynamic_program:trigger=lazy:wait_ms=2"; ScheduleError where there is none.
 
     `limits` are values of knobs that the words leave open, for those policies that have such a knob.
     """
-    name, *turns = words.strip().split(":")
-    if name not in POLICIES:
-        raise ScheduleError(
-            f"There is no policy {told(name)}; there are {', '.join(POLICIES)}.{did_you_mean(name, POLICIES)}"
-        )
-    kind = POLICIES[name]
+    kind, turns = policy_kind(words), words.strip().split(":")[1:]
     try:
         given = read_knobs(kind(), turns)
     except RecipeError as error:

@@ -18,7 +18,7 @@ from eet_lab.errors import EETError, SetupError
 from eet_lab.models import Model
 from eet_lab.parts.passes import Batching, Readable
 from eet_lab.scheduling.cost import CostTable
-from eet_lab.scheduling.policies import parse_policy
+from eet_lab.scheduling.policies import parse_policy, policy_kind
 from eet_lab.scheduling.policy import BasePolicy
 from eet_lab.serving.errors import ApiError, failed, of_engine
 from eet_lab.serving.live import under_policy
@@ -81,8 +81,7 @@ class Reader(Worker):
     def _build(self) -> None:
         recipe = self._recipe
         if self._words is not None:
-            policy = parse_policy(self._words)
-            if policy.reads_costs and self._costs is None:
+            if policy_kind(self._words).reads_costs and self._costs is None:
                 self._costs = profile(self._model, recipe, progress=self.progress)
             self._policy = policy = _fitting(self._words, self._costs)
             recipe = under_policy(recipe, policy)
@@ -189,10 +188,8 @@ class Reader(Worker):
 
 def _fitting(words: str, costs: CostTable | None) -> BasePolicy:
     """The policy of these words; what its knobs leave open, the table's reach decides. SetupError beyond that."""
-    if costs is None:
-        return parse_policy(words)
-    policy = parse_policy(words, {"max_rows": costs.most_rows})
-    if (rows := policy.knobs["max_rows"]) > costs.most_rows:
+    policy = parse_policy(words, {} if costs is None else {"max_rows": costs.most_rows})
+    if costs is not None and (rows := policy.knobs["max_rows"]) > costs.most_rows:
         raise SetupError(
             f"The policy's max_rows is {rows:,}, but the cost table was measured up to {costs.most_rows:,} texts. Ask "
             "for at most as many."

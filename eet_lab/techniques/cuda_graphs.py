@@ -22,9 +22,9 @@ class CudaGraphs(Technique):
     A replay repeats addresses and grid sizes, so it needs `memory_reuse`, whose buffers do not move, and each graph
     serves a bucket of lengths: the kernels read the true length from device memory.
 
-    An encoder's pass of up to `tokens` tokens is filled up to a bucket with idle tokens, at most an eighth of more than
-    1,024, which no text sees. One graph serves all texts that fall into a bucket, packed or with pads; it holds the
-    task's head, too. That takes attention that reads lengths on the device, as `fused_kernels` with `mask_removal`
+    An encoder's pass of up to `tokens` tokens is filled up to a bucket with padding rows, at most an eighth of more
+    than 1,024, which no text sees. One graph serves all texts that fall into a bucket, packed or with pads; it holds
+    the task's head, too. That takes attention that reads lengths on the device, as `fused_kernels` with `mask_removal`
     does; other attention has a graph for each list of lengths. A pass runs as it is the first time, and is captured the
     second; graphs share one memory, which the largest pass decides. Larger passes run as they are: the GPU takes longer
     for them than Python to launch. Images are not captured.

@@ -141,7 +141,7 @@ def _attend(
     out = empty("attended", (T, H * D), qkv)
     if qkv.is_meta or not T:
         return out
-    if batch.num_idle:  # a block of attention may load them beside a row's own, and no number times 0 is none
+    if batch.num_dummy:  # a block of attention may load them beside a row's own, and no number times 0 is none
         out[batch.num_read :].zero_()
     if mask is not None:
         check(mask, "mask", qkv.dtype, (B, 1, T // B, K))
