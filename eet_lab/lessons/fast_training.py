@@ -241,8 +241,8 @@ def fusions(model: Model) -> Shown:
         f"Each technique has two bars: above, pale, the step without it; below, with it. The batch is {NUM_TEXTS} rows "
         f"of random tokens, {min(sizes)} to {max(sizes)} long. Beside the bars stands how many times as fast the part "
         "of the step became that gained most, and how many times as fast the whole step: a part that was a tenth of "
-        "the step can take away no more than a tenth of it (Amdahl's law). Counts and bytes are exact. Times are measured, "
-        "a step of each in turn; a question mark stands for what cannot be told from noise.",
+        "the step can take away no more than a tenth of it (Amdahl's law). Counts and bytes are exact. Times are "
+        "measured, a step of each in turn; a question mark stands for what cannot be told from noise.",
     )
 
 
