@@ -34,12 +34,14 @@ def foresees() -> bool:
 def bench(hf_model: Any, tmp_path: Any, foresees: bool) -> Iterator[Workbench]:
     """A workbench on a tiny live model, with all recordings listed, whose controller the test turns itself."""
     workbench = Workbench(hf_model, PROMPTS, max_new_tokens=8, folder=tmp_path / "results", device="cpu")
-    if not foresees:
-        workbench.controller.fits.look = lambda *choices: None  # type: ignore[method-assign]
-    history = workbench.controller.results.history
-    turn_until(workbench, lambda: workbench.model is not None and not history.unread())
-    yield workbench
-    workbench.close()
+    try:
+        if not foresees:
+            workbench.controller.fits.look = lambda *choices: None  # type: ignore[method-assign]
+        history = workbench.controller.results.history
+        turn_until(workbench, lambda: workbench.model is not None and not history.unread())
+        yield workbench
+    finally:
+        workbench.close()
     assert threads() == []
 
 
