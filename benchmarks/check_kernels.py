@@ -1,8 +1,9 @@
 """Build the kernels, check every case, look for bad memory accesses, and time them beside PyTorch's own.
 
-    python benchmarks/check_kernels.py [build] [check] [sanitize] [bench] [step] [--out FOLDER]
+    python benchmarks/check_kernels.py [build] [check] [sanitize] [bench] [step] [--kernel NAME]... [--out FOLDER]
 
-Needs an NVIDIA GPU. Rows go to FOLDER/<gpu>.jsonl; what failed, to the end of the output, and the exit status is 1.
+`sanitize` looks at the launches of all sources in csrc/, or of those that --kernel names. Needs an NVIDIA GPU. Rows go
+to FOLDER/<gpu>.jsonl; what failed, to the end of the output, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -83,17 +84,18 @@ def checked(case: Case, shape: Shape, dtype: torch.dtype) -> tuple[float, float]
         return case.check(getattr(cuda, case.op), shape, "cuda", dtype)
 
 
-def sanitize() -> list[str]:
+def sanitize(kernels: Sequence[str]) -> list[str]:
     """compute-sanitizer's tools on every case's small shapes, in processes without PyTorch (sanitize/). racecheck
     looks at the launches of one source at a time, so that what it cannot follow does not hide the others; it does not
     see that __syncwarp() orders reads, so for it rings are built to let every lane arrive (EET_RACECHECK).
+    `kernels`: launches of these sources alone, by each tool one source at a time.
     """
     with tempfile.TemporaryDirectory() as folder:
         plain, told = (str(Path(folder) / name) for name in ("plain", "told"))
         for record, *flags in ((plain,), (told, "-DEET_RACECHECK")):
             subprocess.run([sys.executable, RECORD, record, *flags], check=True)
-        runs = [(plain, "memcheck", ""), (plain, "initcheck", "")]
-        runs += [(told, "racecheck", name) for name in native.all_names()]
+        runs = [(plain, tool, name) for name in kernels or [""] for tool in ("memcheck", "initcheck")]
+        runs += [(told, "racecheck", name) for name in kernels or native.all_names()]
         with ThreadPoolExecutor(4) as pool:  # most of their time is the processor's
             return [problem for found in pool.map(lambda run: sanitized(*run), runs) for problem in found]
 
@@ -171,13 +173,14 @@ def step(L: int = 48, C: int = 1600, kv: int = 256) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["build", "check", "sanitize", "bench", "step"])
+    parser.add_argument("--kernel", action="append", default=[], choices=native.all_names(), metavar="NAME")
     parser.add_argument("--out", type=Path, default=Path("."))
     args = parser.parse_args()
     if problem := native.available("cuda"):
         print(problem)
         return 2
-    actions: dict[str, Callable[[], list[str]]] = {"build": build, "check": check, "sanitize": sanitize, "step": step}
-    actions["bench"] = lambda: bench(args.out)
+    actions: dict[str, Callable[[], list[str]]] = {"build": build, "check": check, "step": step}
+    actions |= {"sanitize": lambda: sanitize(args.kernel), "bench": lambda: bench(args.out)}
     failed = [problem for what in args.what for problem in actions[what]()]
     print("\n".join(failed[:60]))
     return 1 if failed else 0
