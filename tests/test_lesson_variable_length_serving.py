@@ -11,6 +11,7 @@ import pytest
 from eet_lab.figures.serving import in_words
 from eet_lab.lessons import batching_exercises as exercises
 from eet_lab.lessons import recorded
+from eet_lab.lessons import serving_recorded as runs
 from eet_lab.lessons import variable_length_serving as lesson
 from eet_lab.lessons.prediction import Prediction
 from eet_lab.scheduling.dynamic_program import FIGURE_8_LENGTHS
@@ -169,3 +170,23 @@ def test_the_second_solution_packs_as_the_policy_does(budget: int) -> None:
     policy = TokenBudget(budget=budget, max_rows=64)
     served = simulate_traffic(traffic, policy, lesson.example())
     assert exercises.pads_and_passes(lengths.tolist(), 8, budget)[1] == len(served.passes)
+
+
+def test_policies_on_gpus_are_those_that_were_recorded() -> None:
+    found = recorded.kept("h100-policies-bert-base")
+    where, fig, shown, said = runs.policies_on_gpus().things
+    assert "H100" in where.data and "H200" in where.data and "2026-11-2" in where.data
+    bars = {(bar.name, len(bar.x)): list(bar.y) for bar in fig.data if bar.xaxis == "x2"}
+    rates = found["U[2,100]"]
+    assert bars["measured", 4] == pytest.approx([each["measured_per_s"] for each in rates.values()], rel=1e-3)
+    below = rates["dynamic_program"]["measured_per_s"] < rates["naive_padding"]["measured_per_s"]
+    assert below == ("it stays below padding" in said)
+    assert "not in time at 2,056" in shown.data and "not run" in shown.data
+    assert brief(rates["token_budget"]["measured_per_s"]) in shown.data
+
+
+def test_the_simulation_of_a_decoder_is_told_with_its_worst_error() -> None:
+    agreed = [each["agreement"] for each in recorded.kept("h100-simulated-llama-1b").values() if isinstance(each, dict)]
+    worst = max(abs(number["error"]) for numbers in agreed for number in numbers.values())
+    where, shown, said = runs.simulated_on_gpus().things
+    assert "H100" in where.data and "chunk 256" in shown.data and f"at most {100 * worst:.0f} % off" in said

@@ -192,6 +192,7 @@ def test_wheel_has_sources_notebooks_and_data(wheel):
         missing = {f"eet_lab/{inside}/{path.relative_to(ROOT / top)}" for path in files} - wheel
         assert not missing
     assert "eet_lab/_benchmarks/h200.jsonl" in wheel, "lesson 4 shows its rows"
+    assert "eet_lab/_benchmarks/h100-policies-bert-base.json" in wheel, "lesson 7 shows what it found"
     hidden = {"__pycache__", ".ipynb_checkpoints"}
     files = [path for path in (ROOT / "eet_lab").rglob("*") if path.is_file() and not hidden & set(path.parts)]
     missing = {str(path.relative_to(ROOT)) for path in files} - wheel

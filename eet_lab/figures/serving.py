@@ -277,6 +277,21 @@ def simulated_beside_measured(compared: Sequence[Compared], title: str = "") -> 
     return theme.legend_once(fig)
 
 
+def highest_loads(panels: Mapping[str, Sequence[Compared]], title: str = "") -> go.Figure:
+    """A panel for each traffic, two bars for each policy, whose name a `Compared` has."""
+    layout = {"barmode": "group", "bargap": 0.35, "legend": theme.LEGEND_BELOW, "margin": {"t": 76, "b": 90}}
+    fig = theme.subplots(1, len(panels), title, height=400, layout=layout, subplot_titles=[*panels])
+    for column, panel in enumerate(panels.values(), 1):
+        sides = [each.simulated for each in panel], [each.measured for each in panel]
+        for (name, color), values in zip(SIDE_COLORS.items(), sides, strict=True):
+            fig.add_bar(
+                x=[each.name for each in panel], y=theme.rounded(values), name=name, marker={"color": color},
+                hovertemplate=theme.hover(name, f"%{{x}}: %{{y}} {panel[0].unit}"), row=1, col=column,
+            )  # fmt: skip
+        fig.update_yaxes(title=panel[0].unit, rangemode="tozero", row=1, col=column)
+    return theme.legend_once(fig)
+
+
 def agreement_table(compared: Sequence[Compared]) -> str:
     """The same as an HTML table."""
     rows = (

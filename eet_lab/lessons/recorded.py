@@ -74,6 +74,12 @@ def watched() -> tuple[Comparison, list[dict[str, Any]]]:
     return _load(Comparison, name), content["monitor"]["baseline"]["samples"]
 
 
+def kept(name: str) -> dict[str, Any]:
+    """What a part of `benchmarks/run_h200.py` found, as it wrote it; each has a form of its own."""
+    found: dict[str, Any] = json.loads((benchmarks_dir() / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
 def _load(kind: type[R], name: str) -> R:
     result = load_result(FOLDER / f"{name}.json")
     assert isinstance(result, kind)  # the file says so, and its name
