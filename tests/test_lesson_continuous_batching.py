@@ -113,7 +113,7 @@ def test_the_reveal_is_the_figures_count() -> None:
     groups, joined = (len(run.passes) for run in lesson.both().values())
     guess = guessed()
     assert guess._reveal.startswith(f"{groups - joined}: {joined} passes in place of {groups}")
-    assert f"You said 30 passes; counted with 4 slots: {groups - joined}." in lesson.picture(guess).things[1]
+    assert f"You said 30 passes, and {groups - joined} are saved with 4 slots." in lesson.picture(guess).things[1]
 
 
 def test_more_slots_waste_more_in_groups() -> None:

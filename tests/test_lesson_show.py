@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from eet_lab.figures import theme
 from eet_lab.lessons import (
     Shown,
@@ -10,7 +12,7 @@ from eet_lab.lessons import (
     start,
 )
 from eet_lab.lessons.show import note, table
-from eet_lab.parts import batches
+from eet_lab.parts import attend, batches
 from eet_lab.techniques import PrePadding
 
 
@@ -61,6 +63,20 @@ def test_a_docstring_is_folded_away_and_not_lost():
     assert html.index("<details>") < html.index(summary) < html.index("</details>") < html.index("apply")
     bare = source(memory_exercises.times_grown)
     assert "<details>" not in bare._repr_html_() and bare.doc.startswith("A request") and bare.data.count("\n") == 2
+
+    def run_on():
+        """What goes on over
+        a line, and ends. The rest of it.
+
+        More.
+        """
+        return 1
+
+    assert "<summary>What goes on over a line, and ends.</summary><pre>The rest of it.\n\nMore." in (
+        source(run_on)._repr_html_()
+    )
+    for part in (attend.DenseMask, attend.Bounds):
+        assert re.search(r"<summary>[^<]*\.</summary>", source(part)._repr_html_())
 
     def nothing_else():
         """All there is."""

@@ -294,9 +294,10 @@ def test_the_headline_says_the_point(recorded, taken):
 
 def test_both_are_on_one_clock_or_each_has_its_width_and_lanes_do_not_zoom(recorded):
     fig, own = timeline_figure(recorded, 258), timeline_figure(recorded, 258, own_width=True)
-    longest = max(each.step_us for each in recorded)
-    assert fig.layout.xaxis.range == fig.layout.xaxis2.range == (0, longest) and fig.layout.xaxis2.matches == "x"
-    assert [axis.range[1] for axis in (own.layout.xaxis, own.layout.xaxis2)] == [each.step_us for each in recorded]
+    longest, ends = max(each.step_us for each in recorded) / 1e3, [each.step_us / 1e3 for each in recorded]
+    assert fig.layout.xaxis.range == fig.layout.xaxis2.range and fig.layout.xaxis2.matches == "x"
+    assert fig.layout.xaxis.range[1] == pytest.approx(longest)
+    assert [axis.range[1] for axis in (own.layout.xaxis, own.layout.xaxis2)] == pytest.approx(ends)
     assert own.layout.xaxis2.matches is None and "whole width" in own.layout.xaxis2.title.text
     assert "under the profiler" in fig.layout.xaxis2.title.text, "which took longer than the milliseconds above it"
     assert fig.layout.yaxis.fixedrange and fig.layout.yaxis2.fixedrange
@@ -306,6 +307,22 @@ def test_both_are_on_one_clock_or_each_has_its_width_and_lanes_do_not_zoom(recor
     assert len(fig.data) < 60
     legend = [trace.name for trace in fig.data if trace.showlegend]
     assert len(legend) == len(set(legend)) and {"launch", "our kernel", "cuBLAS kernel"} <= set(legend)
+
+
+def test_a_title_and_its_axis_are_of_one_time_in_a_unit_that_reads_well(recorded):
+    """A headline of 10.2 ms above an axis to 13,000 µs is two times, unless it says so."""
+    slow = timeline_figure(recorded, 258)
+    assert slow.layout.xaxis2.title.text.startswith("ms under the profiler")
+    heads = [note.text.partition("<br>")[2] for note in slow.layout.annotations]
+    assert heads == [f"drawn as it ran under the profiler, in {ms_words(each.step_us / 1e3)}" for each in recorded]
+    even = Timelines(*(replace(each, unprofiled_us=each.step_us) for each in recorded))
+    assert not any("<br>" in note.text for note in timeline_figure(even, 258).layout.annotations)
+    short = timeline_figure(Timelines(recorded.selection, recorded.selection), 258)
+    assert short.layout.xaxis2.title.text.startswith("µs") and short.layout.xaxis.range[1] == 1453
+    for fig, scale in ((slow, 1e3), (short, 1)):
+        spans = [bar for bar in fig.data if bar.type == "bar" and bar.hoverinfo != "skip"]
+        took = [(us, scale * x) for bar in spans for us, x in zip(bar.customdata, bar.x, strict=True)]
+        assert all(us == pytest.approx(drawn) for us, drawn in took), "a hover is in microseconds"
 
 
 def test_without_a_device_there_is_a_lane_for_the_host_alone(taken):

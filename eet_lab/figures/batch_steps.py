@@ -20,11 +20,11 @@ from eet_lab.words import counted
 CELLS = {
     "not read yet": "rgba(125,133,144,0.12)",
     "pad": "rgba(125,133,144,0.45)",
-    "read before": "#93b8f8",
-    "read in this step": theme.SELECTION,
+    "read before": "rgba(59,130,246,0.22)",
+    "read in this step": "rgba(59,130,246,0.6)",
     "generated": theme.GAIN,
 }
-"""Kinds of cells and their colours."""
+"""Kinds of cells and their colours: the page shows through where words stand, so that they can have its own ink."""
 UNUSED, WAITS, PAD, READ, NOW, NEW = range(6)
 MARKS = {UNUSED: "", PAD: "·", NEW: ""}
 """What stands on cells that hold no token of a prompt."""
@@ -60,8 +60,8 @@ def token_steps(prompts: Sequence[str], *recipes: str, model: Model, num_new: in
     for place, matrix in enumerate(found, 1):
         fig.add_heatmap(
             zmin=0, zmax=len(CELLS), colorscale=_flat(("rgba(0,0,0,0)", *CELLS.values())), showscale=False, xgap=2,
-            ygap=3, texttemplate="%{text}", textfont={"size": 10}, hoverinfo="skip", z=_cells(matrix, 1),
-            text=_words(matrix, words), row=place, col=1,
+            ygap=3, texttemplate="%{text}", textfont={"size": 10, "color": theme.INK}, hoverinfo="skip",
+            z=_cells(matrix, 1), text=_words(matrix, words), row=place, col=1,
         )  # fmt: skip
     _legend(fig, CELLS)
     num_steps = [_num_steps(matrix) for matrix in found]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import pairwise
-from math import copysign, sqrt
 from typing import Any
 
 import plotly.graph_objects as go
@@ -102,30 +104,30 @@ def effects(ladder: Ladder) -> dict[str, Effect]:
     for rung, step, before in steps:
         kind = KINDS[step.verdict]
         text = "cannot tell apart" if kind == "dim" else f"{signed(step.ms, 3)} ms"
-        size = max(sqrt(abs(step.ms) / most), LEAST_SHARE) if most and kind != "dim" else 0.0
+        size = max(math.sqrt(abs(step.ms) / most), LEAST_SHARE) if most and kind != "dim" else 0.0
         was, now = (p50(each.measurement.total_ms) or 0.0 for each in (before, rung))
         tip = f"end to end: {brief(was)} → {ms_words(now)}; {step.words}"
         parts = [f"{DETAILS[key]} {change.word(key)}" for key, change in rung.told.items()]
         detail = ", ".join(parts) if kind == "dim" else ""
-        found[rung.technique] = Effect(text, kind, round(copysign(size, step.ms), 3), tip, detail)
+        found[rung.technique] = Effect(text, kind, round(math.copysign(size, step.ms), 3), tip, detail)
         for name in rung.along:
             found[name] = Effect(f"with {rung.title}", "dim", 0.0, f"Added together with {rung.title}, which needs it.")
     return found
 
 
-NAME_WIDTH = 11
-"""Characters of a rung's name in a line: eleven columns share 800 pixels."""
-REMARK_WIDTH = 84
-LINE_PX, LINE_SHARE = 14, 0.1
-"""The height of a line of text above the bars; its share is that of the least height, 260 pixels."""
-GAP = 0.015
-"""The share of the axis between a bar and its label."""
+ROOMS = [1 + tenth / 10 for tenth in range(2, 11)]
+"""How much longer the axis may be than the longest bar, which has its label there."""
+NARROW_PX, CHARACTER_PX = 240, 5.8
+"""The plot in a window 500 px wide, and a character of a label."""
+SMALL_PX, REMARK_WIDTH, RULE_WIDTH = 10, 64, 58
+"""Small words, and characters of a line of them: above the bars, and below the axis, centred on what names leave."""
 
 
 def waterfall(result: Ladder, log: bool | None = None) -> go.Figure:
     """What each technique takes away of the time, end to end, from the baseline to the full recipe. The steps add up.
 
-    `log`: on a logarithmic axis, where a step's height is a ratio; None: where the ends are more than theme.FAR apart.
+    Bars lie one below the other, so that names and labels can be read in a window 500 px wide. `log`: on a logarithmic
+    axis, where a step's length is a ratio; None: where the ends are more than theme.FAR apart.
     """
     steps = [OwnTime.of(rung, before.measurement) for before, rung in pairwise(result.rungs)]
     levels = [p50(rung.measurement.total_ms) or 0.0 for rung in result.rungs]
@@ -139,52 +141,88 @@ def training_waterfall(found: TrainLadder) -> go.Figure:
     levels = [*(change.before for change in changes[:1]), *(change.after for change in changes)]
     steps = [OwnTime.of_pairs(each, was, now - was) for each, (was, now) in zip(changes, pairwise(levels), strict=True)]
     names = ["no technique", *(rung.title for rung in found.rungs)]
-    return _falling("Who saves what of a step", names, levels, steps, [], _rule(steps, len(found.whole.baseline.steps)))
+    return _falling("Who saves what of a step", names, levels, steps, {}, _rule(steps, len(found.whole.baseline.steps)))
 
 
 def _falling(
     title: str, names: Sequence[str], levels: Sequence[float], steps: Sequence[OwnTime],
-    remarks: Sequence[tuple[int, str]], rule: str, log: bool | None = None,
+    remarks: Mapping[int, str], rule: str, log: bool | None = None,
 ) -> go.Figure:  # fmt: skip
-    """Bars from the first level to the last, with what each step is above it, remarks, and the rule of the whiskers."""
+    """Bars from the first level to the last, with what each step is beside it, and the rule of the whiskers below."""
     names = [*names, "all of it"]
     log = theme.is_far(levels) if log is None else log
     floor = _floor(levels) if log else 0.0
     ends = [(floor, levels[0]), *pairwise(levels), (floor, levels[-1])]
     tips = [ms_words(levels[0]), *(_tip(step, *pair) for step, pair in zip(steps, ends[1:], strict=False))]
     places = list(range(len(names)))
-    fig = theme.figure(title, height=420, bargap=0.28)
+    for at, remark in remarks.items():
+        tips[at] += f"<br>{theme.words(remark, REMARK_WIDTH)}"
+    fig = theme.figure(title, height=110 + 26 * len(names), bargap=0.28)
+    if remarks:
+        _add_remark(fig, remarks[max(remarks, key=lambda at: steps[at - 1].ms)])
     fig.add_bar(
-        x=places, base=rounded(map(min, ends)), y=rounded(abs(a - b) for a, b in ends),
+        y=places, base=rounded(map(min, ends)), x=rounded(abs(a - b) for a, b in ends), orientation="h",
         marker=_painted([theme.BASELINE, *(step.color for step in steps), theme.SELECTION]),
         customdata=[*tips, ms_words(levels[-1])],
         text=[theme.words(name) for name in names], textposition="none",
         hovertemplate="<b>%{text}</b>: %{customdata}<extra></extra>",
     )  # fmt: skip
-    fig.add_scatter(x=places[1:-1], y=rounded(levels[1:]), **_whiskers(steps, levels[1:], "y", floor))
-    highs = [levels[0], *(step.high_level for step in steps), levels[-1]]
-    tops = [max(*pair, high) for pair, high in zip(ends, highs, strict=True)]
-    labels = [f"<b>{brief(levels[0])}</b>", *map(_label, steps), f"<b>{brief(levels[-1])}</b>"]
-    beneath = min((at for at, _ in remarks), default=len(places))
-    told_above = sum(remark.count("<br>") + 1 for _, remark in remarks)
-    lines = [label.count("<br>") + 1 + (told_above if at >= beneath else 0) for at, label in enumerate(labels)]
-    end = _top(tops, lines, floor, log)
-    fig.update_yaxes(theme.axis(floor, end, "ms", log))
-    tops = [top * (end / floor) ** GAP if log else top + end * GAP for top in tops]  # clear of the whiskers
+    fig.add_scatter(y=places[1:-1], x=rounded(levels[1:]), **_whiskers(steps, levels[1:], "x", floor))
+    lows = [0.0, *(max(min(*pair, step.low_level), floor) for pair, step in zip(ends[1:], steps, strict=False)), 0.0]
+    highs = [levels[0], *(max(*pair, step.high_level) for pair, step in zip(ends[1:], steps, strict=False)), levels[-1]]
+    labels = [brief(levels[0]), *map(_label, steps), brief(levels[-1])]
+    end, before = _sides(lows, highs, labels, floor)
+    labels = [*map(_bold, labels)]
     fig.add_scatter(
-        x=places, y=rounded(tops), mode="text", text=labels, textposition="top center", textfont={"size": 11},
+        y=places, x=rounded(low if left else high for low, high, left in zip(lows, highs, before, strict=True)),
+        mode="text", text=[f"{label}  " if left else f"  {label}" for label, left in zip(labels, before, strict=True)],
+        textposition=[f"middle {'left' if left else 'right'}" for left in before], textfont={"size": 11},
         cliponaxis=False, hoverinfo="skip",
     )  # fmt: skip
-    told_above = 0
-    for at, remark in remarks:
-        _remark(fig, at, len(names), remark, told_above)
-        told_above += remark.count("<br>") + 1
-    fig.update_xaxes(
-        showgrid=False, tickvals=places, ticktext=[theme.words(name, NAME_WIDTH) for name in names],
-        tickfont={"size": 11}, range=[-0.6, len(names) - 0.4],
+    fig.update_yaxes(
+        showgrid=False, zeroline=False, tickvals=places, ticktext=[theme.words(name) for name in names],
+        tickfont={"size": 11}, range=[len(names) - 0.4, -0.6],
     )  # fmt: skip
-    below = {"text": rule, "font": {"size": 11}, "standoff": 4}
-    return fig.update_layout(showlegend=False, xaxis_title=below)
+    axis = theme.axis(floor, end, "ms", log)
+    fig.update_xaxes({**axis, "title": _below(axis["title"], rule)}, tickangle=0, tickfont={"size": 11})
+    return fig.update_layout(showlegend=False, margin={"b": 8})  # what stands below the axis takes its own room
+
+
+def _add_remark(fig: go.Figure, text: str) -> None:
+    """Small lines below the title; their height is that of the small words, and not of the title's."""
+    title, lines = fig.layout.title, textwrap.wrap(text, REMARK_WIDTH)
+    head = f'<span style="font-size:{title.font.size}px">{title.text}</span>'
+    title.update(text="<br>".join([head, *map(escape, lines)]), font={"size": SMALL_PX}, pad={"t": theme.FIRST_LINE_PX})
+    fig.layout.margin.t = 30 + math.ceil(1.3 * SMALL_PX) * len(lines)
+
+
+def _sides(
+    lows: Sequence[float], highs: Sequence[float], labels: Sequence[str], floor: float
+) -> tuple[float, list[bool]]:
+    """Where the axis ends, and which labels stand before their bars: each has its room, also in a narrow window."""
+    most, end, before = max(highs), 0.0, list[bool]()
+    for room in ROOMS:
+        end = floor * (most / floor) ** room if floor else room * most
+        left = [NARROW_PX * _share(low, floor, end) for low in lows]
+        right = [NARROW_PX * (1 - _share(high, floor, end)) + theme.TOOLBAR_PX for high in highs]
+        before = [one > other for one, other in zip(left, right, strict=True)]
+        widths = [CHARACTER_PX * len(label) for label in labels]
+        if all(max(sides) > width for *sides, width in zip(left, right, widths, strict=True)):
+            break
+    return end, before
+
+
+def _share(level: float, floor: float, end: float) -> float:
+    """Where on the axis from `floor` to `end` a level lies, from 0 to 1; a logarithmic axis has a floor above 0."""
+    if level <= floor:
+        return 0.0
+    return math.log(level / floor) / math.log(end / floor) if floor else level / end
+
+
+def _below(title: str, rule: str) -> dict[str, Any]:
+    """An axis's title with the rule by which a step is told from noise below it."""
+    text = "<br>".join([title, *map(escape, textwrap.wrap(rule, RULE_WIDTH))])
+    return {"text": text, "font": {"size": SMALL_PX}, "standoff": 4}
 
 
 def left_out(result: Ladder, log: bool | None = None) -> go.Figure:
@@ -208,14 +246,14 @@ def left_out(result: Ladder, log: bool | None = None) -> go.Figure:
     fig.add_scatter(x=rounded(without), y=names, **_whiskers(steps, without, "x", 0.0))
     ends = [max(level, end, step.high_level) for end, step in zip(without, steps, strict=True)]
     fig.add_scatter(
-        x=rounded(ends), y=names, mode="text", text=[f"  {_line(step)}" for step in steps],
+        x=rounded(ends), y=names, mode="text", text=[f"  {_bold(_label(step))}" for step in steps],
         textposition="middle right", textfont={"size": 11}, cliponaxis=False, hoverinfo="skip",
     )  # fmt: skip
     fig.add_vline(x=level, line={"color": theme.INK, "width": 1})
     low = min(level, *without, *(step.low_level for step in steps)) if steps else level
-    rule = f'<br><span style="font-size:11px">{_rule(steps, full.repeats)}</span>' if steps else ""
-    title = f"ms, end to end; the line is the full recipe ({brief(level)}){rule}"
-    fig.update_xaxes(theme.axis(0.9 * low if log else 0.0, max([level, *ends]), title, log, room=1.3))
+    title = f"ms; the line is the full recipe ({brief(level)})"
+    axis = theme.axis(0.9 * low if log else 0.0, max([level, *ends]), title, log, room=1.3)
+    fig.update_xaxes({**axis, "title": _below(axis["title"], _rule(steps, full.repeats))})
     fig.update_yaxes(autorange="reversed", showgrid=False, tickfont={"size": 11})
     return fig.update_layout(showlegend=False)
 
@@ -226,15 +264,15 @@ def titles(rungs: Sequence[Rung]) -> list[str]:
 
 
 def _label(step: OwnTime) -> str:
-    """The difference in ms, or that there is none to tell; broken as wide as a column."""
+    """The difference in ms, or that there is none to tell."""
     if step.verdict == "cannot tell apart":
-        return f"cannot<br>tell apart<br>({signed(step.ms, 3)})"
-    return f"<b>{signed(step.ms, 3)}</b>"
+        return f"cannot tell apart ({signed(step.ms, 3)})"
+    return signed(step.ms, 3)
 
 
-def _line(step: OwnTime) -> str:
-    """The same in one line."""
-    return _label(step).replace("<br>", " ") + (" ms" if step.verdict != "cannot tell apart" else "")
+def _bold(label: str) -> str:
+    """A number; not what cannot be told apart."""
+    return label if label.startswith("cannot") else f"<b>{label}</b>"
 
 
 def _tip(step: OwnTime, before: float, after: float) -> str:
@@ -254,17 +292,9 @@ def _whiskers(steps: Sequence[OwnTime], ends: Sequence[float], along: str, floor
     return {"mode": "markers", "marker": {"size": 1, "color": theme.INK}, "hoverinfo": "skip", f"error_{along}": far}
 
 
-def _top(tops: Sequence[float], lines: Sequence[int], floor: float, log: bool) -> float:
-    """Where the axis ends, so that each bar has its lines of text above it at the least height of a figure."""
-    shares = [1 - LINE_SHARE * count - 2 * GAP for count in lines]
-    if not log:
-        return max(top / share for top, share in zip(tops, shares, strict=True))
-    return floor * max((top / floor) ** (1 / share) for top, share in zip(tops, shares, strict=True))
-
-
-def _explained(result: Ladder, steps: Sequence[OwnTime]) -> list[tuple[int, str]]:
+def _explained(result: Ladder, steps: Sequence[OwnTime]) -> dict[int, str]:
     """Why a red bar is red, as far as what Python launches for a token tells, and whether it pays in the end."""
-    found = []
+    found = dict[int, str]()
     for at, ((before, rung), step) in enumerate(zip(pairwise(result.rungs), steps, strict=True), 1):
         if step.verdict != "worse":
             continue
@@ -274,7 +304,7 @@ def _explained(result: Ladder, steps: Sequence[OwnTime]) -> list[tuple[int, str]
         if without is not None:
             why += f"{'; ' if why else ''}{_in_the_end(OwnTime.of(without, result.rungs[-1].measurement))}"
         if why:
-            found.append((at, theme.words(f"▾ {rung.title} slower here: {why}", REMARK_WIDTH)))
+            found[at] = f"{rung.title} slower here: {why}"
     return found
 
 
@@ -284,15 +314,6 @@ def _in_the_end(step: OwnTime) -> str:
         return "in the full recipe it makes no measurable difference"
     without = f"the full recipe is {ms_words(abs(step.ms))}"
     return f"{without} {'slower without it, so there it pays' if step.verdict == 'worse' else 'faster without it'}"
-
-
-def _remark(fig: go.Figure, at: int, count: int, text: str, line: int) -> None:
-    """At the top of the plot, on the side of its bar that has the room."""
-    early = at < 0.6 * count
-    fig.add_annotation(
-        text=text, x=at - 0.36 if early else at + 0.36, xanchor="left" if early else "right", y=1, yref="paper",
-        yanchor="top", yshift=-LINE_PX * line, showarrow=False, font={"size": 11}, align="left",
-    )  # fmt: skip
 
 
 def _rule(steps: Sequence[OwnTime], num_repeats: int) -> str:
@@ -307,8 +328,8 @@ def _rule(steps: Sequence[OwnTime], num_repeats: int) -> str:
         return f"{counted(fewest, 'pair')} cannot tell anything apart: that takes {LEAST_PAIRS}"
     if fewest < SURE_PAIRS:
         return (
-            f"whiskers: range of all {fewest} pairs; grey: cannot tell apart, since the range holds 0 or is wider than "
-            "its distance from 0"
+            f"whiskers: range of all {fewest} pairs; grey: cannot tell apart, as it holds 0 or is wider than its "
+            "distance from 0"
         )
     return "whiskers: interval of the paired differences; grey: cannot tell apart"
 
@@ -319,6 +340,6 @@ def _launches(rung: Rung) -> float | None:
 
 
 def _floor(levels: Sequence[float]) -> float:
-    """Where bars begin on a logarithmic axis: the shortest has a tenth of the height."""
+    """Where bars begin on a logarithmic axis: the shortest has a tenth of the width."""
     low, high = min(levels), max(levels)
     return float(f"{low / max((high / low) ** 0.12, 1.3):.3g}")

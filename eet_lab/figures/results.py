@@ -162,11 +162,11 @@ def memory(result: Run | Comparison | Ladder) -> go.Figure:
     """What the peak is made of. Parts are not all alive at once: together they can be longer than the peak."""
     measured = list(runs(result))
     source = {m.memory_source for _, m in measured}
-    how = "measured by torch's counters" if source == {"measured"} else "as planned, on the CPU"
+    how = "by torch's counters" if source == {"measured"} else "as planned, on the CPU"
     peaks = [m.memory["peak"] for _, m in measured]
     wholes = [sum(m.memory.get(key, 0) for key in MEMORY_PARTS) for _, m in measured]
     ends = [max(pair) for pair in zip(peaks, wholes, strict=True)]
-    why = "; parts beyond a mark are not alive at once" if ends != peaks else ""
+    why = "<br>parts beyond a mark are not alive at once" if ends != peaks else ""
     fig = theme.figure(
         f"Peak memory in MiB, {how}{why}", height=110 + 32 * len(measured), barmode="stack", bargap=0.35,
         legend=theme.LEGEND_BELOW,

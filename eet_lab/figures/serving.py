@@ -23,6 +23,8 @@ LOOKS: dict[str, dict[str, Any]] = {
     DECODES: {"color": theme.GAIN},
     WASTE: theme.hatched("rgba(125,133,144,0.18)", theme.BASELINE),
 }
+INSIDE = theme.inside(theme.SELECTION)
+"""Texts stand on what reads prompts."""
 LINES = theme.SERIES[1], theme.SERIES[3], theme.SERIES[4], theme.SERIES[5], theme.SERIES[6], theme.BASELINE
 """Colours of queues: none of those that boxes have."""
 MOST_BOXES = 400
@@ -142,7 +144,7 @@ def _boxes(
         traces.append(
             {
                 "x": _small((begin + end)[there] / 2), "width": _small((end - begin)[there]), "y": _small(y[there]),
-                "base": _small(bottom[there]), "name": kind, "customdata": told[there], **theme.INSIDE,
+                "base": _small(bottom[there]), "name": kind, "customdata": told[there], **INSIDE,
                 "marker": {**LOOKS[kind], "line": {"width": 0.5, "color": theme.GRID}},
                 "text": list(texts) if texts and kind == PROMPTS else None,
                 "hovertemplate": "pass %{customdata[0]}: %{customdata[1]} requests<br>%{customdata[2]} tokens of "

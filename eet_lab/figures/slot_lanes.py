@@ -17,6 +17,8 @@ LOOKS: dict[str, dict[str, Any]] = {
     AGAIN: theme.hatched("rgba(239,68,68,0.25)", theme.LOSS),
     GENERATES: {"color": theme.GAIN},
 }
+INSIDE = theme.inside(theme.GAIN)
+"""Numbers stand on what generates."""
 GAP = 0.15
 """A share of a pass: a request's box does not touch the next one's."""
 
@@ -68,7 +70,7 @@ def lanes(runs: Mapping[str, Simulated], title: str = "") -> go.Figure:
     for row, served in enumerate(runs.values(), 1):
         for kind, trace in zip(LOOKS, _traces(served), strict=True):
             hover = f"request %{{customdata[0]}} {kind}: passes %{{customdata[1]}} to %{{customdata[2]}}<extra></extra>"
-            look = {"marker": {**LOOKS[kind], "line": {"width": 0}}, "hovertemplate": hover, **theme.INSIDE}
+            look = {"marker": {**LOOKS[kind], "line": {"width": 0}}, "hovertemplate": hover, **INSIDE}
             fig.add_bar(**trace, name=kind, **look, row=row, col=1)
         axis = {"title": "slot", "dtick": 1, "showgrid": False, "zeroline": False}
         fig.update_yaxes(**axis, range=_lanes_of(served.num_slots), row=row, col=1)

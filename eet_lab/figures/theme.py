@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
 from typing import Any, NamedTuple
@@ -39,10 +39,6 @@ LEGEND_BELOW = {
     "orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom",
     "traceorder": "normal", "font": {"size": 11},
 }  # fmt: skip
-# Text in a bar, on a colour of the house.
-INSIDE = {
-    "textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "textfont": {"color": "white", "size": 11},
-}  # fmt: skip
 # plotly's buttons stand one above the other in the figure's right margin, which nothing else uses.
 TOOLBAR_PX = 34
 
@@ -64,10 +60,15 @@ GRID_AXES = {key: {"ticks": "", "title": {"standoff": 15}, "zerolinewidth": 2} f
 
 
 def figure(title: str = "", *, height: int = 340, **layout: Any) -> Figure:
-    """An empty figure in the house style, legible on a light and on a dark page, from 260 px of height on."""
+    """An empty figure in the house style, legible on a light and on a dark page, from 260 px of height on.
+
+    A title too long for a window 500 px wide goes on over lines, which make the figure higher.
+    """
+    lines = [*_title_lines(title)]
     base = go.Layout(
         title={
-            "text": title, "font": {"size": 14}, "x": 0, "xref": "container", "pad": {"l": 12, "t": 8},
+            "text": "<br>".join(lines), "font": {"size": 14}, "x": 0, "xref": "container",
+            "pad": {"l": 12, "t": 8 if len(lines) == 1 else FIRST_LINE_PX},
             "yref": "container", "y": 1, "yanchor": "top",
         },
         height=height,
@@ -86,7 +87,27 @@ def figure(title: str = "", *, height: int = 340, **layout: Any) -> Figure:
         yaxis=AXIS,
         template="none",
     )  # fmt: skip
-    return Figure(layout=base).update_layout(**layout)
+    fig = Figure(layout=base).update_layout(**layout)
+    more = TITLE_LINE_PX * max(len(lines) - 1, 0)
+    return fig.update_layout(height=height + more, margin={"t": fig.layout.margin.t + more})
+
+
+TITLE_WIDTH = 46
+"""Characters of a title's line left of the toolbar where the window is 500 px wide."""
+TITLE_LINE_PX = 18
+FIRST_LINE_PX = 19
+"""Down to the first of several lines: plotly.js measures to its foot, and with a single line to its head."""
+
+
+def _title_lines(title: str) -> Iterator[str]:
+    """Its lines, each broken into equal ones where it is too long; what has tags is left as it is."""
+    for line in title.split("<br>"):
+        num = math.ceil(len(line) / TITLE_WIDTH)
+        if num < 2 or "<" in line:
+            yield line
+            continue
+        tries = (textwrap.wrap(line, width) for width in range(math.ceil(len(line) / num), TITLE_WIDTH))
+        yield from next((lines for lines in tries if len(lines) == num), textwrap.wrap(line, TITLE_WIDTH))
 
 
 def subplots(
@@ -113,6 +134,19 @@ def hatched(color: str, lines: str) -> dict[str, Any]:
 def hover(name: str, *lines: str) -> str:
     """What a hover says, with its name inside: plotly.js puts a name beside it, and in larger type past the edge."""
     return "<br>".join([f"<b>{name}</b>", *lines]) + "<extra></extra>"
+
+
+def inside(color: str) -> dict[str, Any]:
+    """Text in a bar of that colour, in black or white: one of the two has a contrast of 4.5 on any."""
+    font = {"color": "black" if _luminance(color) > 0.179 else "white", "size": 11}
+    return {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "textfont": font}
+
+
+def _luminance(color: str) -> float:
+    """That of an opaque "#rrggbb", as the contrast guidelines of the web define it."""
+    parts = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def legend_once(fig: Figure) -> Figure:

@@ -40,6 +40,10 @@ BUSY_HEIGHT, BUSY_BINS = 0.8, 120
 
 TOP, BOTTOM = 24, 62
 """Room for the upper step's headline, and for marks of time, their title and two lines of the legend."""
+LINE_PX = 14
+"""The height of a headline's second line, where steps under the profiler took longer than the headline says."""
+LEAST_US_IN_MS = 10_000
+"""The shortest axis in ms: below it, thousands of µs can be read."""
 LONGEST_LINE = 72
 ONE_EACH = "One step of each, and no measure of the difference: how long steps take is in Latency."
 SLOWED = 1.05
@@ -53,32 +57,35 @@ def timeline_figure(timelines: Timelines, height: int, own_width: bool = False) 
     A trace is all spans that share a name, so that a hover's words are written once. Its title is left to the page:
     see `caption`.
     """
+    slowed, longest = _slowed(timelines), max(timeline.step_us for timeline in timelines)
     fig = theme.subplots(
-        2, 1, height=height, layout={"barmode": "overlay"}, vertical_spacing=0.24,
-        subplot_titles=[*map(headline, timelines)],
+        2, 1, height=height, layout={"barmode": "overlay"}, vertical_spacing=0.24 + 0.03 * slowed,
+        subplot_titles=[_drawn(each) if slowed else headline(each) for each in timelines],
     )  # fmt: skip
-    longest = max(timeline.step_us for timeline in timelines)
+    unit, scale = ("ms", 1e-3) if longest >= LEAST_US_IN_MS else ("µs", 1.0)
     for row, timeline in enumerate(timelines, 1):
         for spans in _alike(timeline.spans):
-            fig.add_trace(_bars(spans), row=row, col=1)
+            fig.add_trace(_bars(spans, unit, scale), row=row, col=1)
         lanes = LANES if timeline.device_busy_us is not None else {"host": LANES["host"]}
-        for trace in _busy(timeline) if "busy" in lanes else ():
+        for trace in _busy(timeline, scale) if "busy" in lanes else ():
             fig.add_trace(trace, row=row, col=1)
         fig.update_yaxes(
             row=row, col=1, tickvals=list(lanes.values()), ticktext=list(lanes), fixedrange=True, showgrid=False,
             zeroline=False, range=[min(lanes.values()) - 0.5, LANES["host"] + 0.5],
         )  # fmt: skip
-        fig.update_xaxes(row=row, col=1, range=[0, timeline.step_us if own_width else longest])
+        fig.update_xaxes(row=row, col=1, range=[0, scale * (timeline.step_us if own_width else longest)])
     clock = "each over the whole width" if own_width else "both on the same clock"
-    watched = " under the profiler" if _slowed(timelines) else ""
+    watched = " under the profiler" if slowed else ""
     fig.update_xaxes(zeroline=False, tickformat=theme.DIGITS, minallowed=0, tickfont={"size": 10})
     fig.update_xaxes(
         row=2, col=1, matches=None if own_width else "x",
-        title={"text": f"microseconds{watched}, {clock}", "font": {"size": 11}, "standoff": 2},
+        title={"text": f"{unit}{watched}, {clock}", "font": {"size": 11}, "standoff": 2},
     )  # fmt: skip
     theme.legend_once(fig).update_yaxes(tickfont={"size": 10})
     fig.update_annotations(x=0, xanchor="left", font={"size": 11})
-    return fig.update_layout(legend={**theme.LEGEND_BELOW, "font": {"size": 10}}, margin={"t": TOP, "b": BOTTOM})
+    return fig.update_layout(
+        legend={**theme.LEGEND_BELOW, "font": {"size": 10}}, margin={"t": TOP + LINE_PX * slowed, "b": BOTTOM}
+    )
 
 
 def caption(timelines: Timelines) -> str:
@@ -114,15 +121,20 @@ def headline(timeline: Timeline) -> str:
     return f"<b>{name}</b>: {launches}, device busy {100 * timeline.busy_share:.0f} % of {ms}"
 
 
-def _busy(timeline: Timeline) -> tuple[go.Bar, go.Scatter]:
+def _drawn(timeline: Timeline) -> str:
+    """The headline, and that what is drawn took another time."""
+    return f"{headline(timeline)}<br>drawn as it ran under the profiler, in {ms_words(timeline.step_us / 1e3)}"
+
+
+def _busy(timeline: Timeline, scale: float) -> tuple[go.Bar, go.Scatter]:
     """The device's share of each part of the step as an area, on a bar as high as all of it."""
-    shares, width = busy_shares(timeline, BUSY_BINS), timeline.step_us / BUSY_BINS
+    shares, width = busy_shares(timeline, BUSY_BINS), scale * timeline.step_us / BUSY_BINS
     whole = go.Bar(
-        x=_tenths([timeline.step_us]), base=0, y=[LANES["busy"]], width=BUSY_HEIGHT, orientation="h",
+        x=_tenths([timeline.step_us], scale), base=0, y=[LANES["busy"]], width=BUSY_HEIGHT, orientation="h",
         marker={"color": theme.GRID, "line": {"width": 0}}, hoverinfo="skip", showlegend=False,
     )  # fmt: skip
     area = go.Scatter(
-        x=_tenths(width * (place + 0.5) for place in range(BUSY_BINS)),
+        x=[round(width * (place + 0.5), 4) for place in range(BUSY_BINS)],
         y=[round(BUSY_HEIGHT * share, 3) for share in shares],
         customdata=[round(100 * share) for share in shares],
         mode="lines", line={"shape": "hvh", "width": 0, "color": theme.INK}, fill="tozeroy", fillcolor=theme.INK,
@@ -154,16 +166,16 @@ def _alike(spans: Iterable[Span]) -> list[list[Span]]:
     return [found[key] for key in sorted(found, key=lambda key: list(KINDS).index(key[0]))]
 
 
-def _bars(spans: list[Span]) -> go.Bar:
+def _bars(spans: list[Span], unit: str, scale: float) -> go.Bar:
     one = spans[0]
     name, color = KINDS[one.kind]
     color = PHASES.get(one.name, color) if one.kind == "phase" else color
-    took = _tenths(span.dur_us for span in spans)
+    took, starts = [span.dur_us for span in spans], [span.start_us for span in spans]
     return go.Bar(
-        x=took, base=_tenths(span.start_us for span in spans), y=[LANES[one.lane]] * len(spans), orientation="h",
-        width=WIDTHS.get(one.kind, WIDTH), marker={"color": color, "line": {"width": 0}}, name=name,
-        customdata=took,  # a bar's own x is where it ends
-        hovertemplate=f"<b>{_text(one.name)}</b>, %{{customdata:,}} µs, from %{{base:,}} µs<br>{_details(one)}"
+        x=_tenths(took, scale), base=_tenths(starts, scale), y=[LANES[one.lane]] * len(spans),
+        orientation="h", width=WIDTHS.get(one.kind, WIDTH), marker={"color": color, "line": {"width": 0}}, name=name,
+        customdata=_tenths(took),  # a bar's own x is where it ends
+        hovertemplate=f"<b>{_text(one.name)}</b>, %{{customdata:,}} µs, from %{{base:,}} {unit}<br>{_details(one)}"
         "<extra></extra>",
     )  # fmt: skip
 
@@ -181,5 +193,6 @@ def _text(text: str) -> str:
     return escape(text, quote=False).replace("%{", "&#37;{")
 
 
-def _tenths(values: Iterable[float]) -> list[float]:
-    return [round(value, 1) for value in values]
+def _tenths(values: Iterable[float], scale: float = 1.0) -> list[float]:
+    """Microseconds to a tenth, in the unit of which there are `scale` to one."""
+    return [round(scale * round(value, 1), 4) for value in values]

@@ -75,10 +75,10 @@ def picture(guess: Prediction) -> Shown:
     least = -(-sum(map(len, joined.passes)) // SLOTS)
     return Shown(
         lanes_by_slots({slots: both(slots) for slots in (2, 4, 8)}, SLOTS),
-        f"You said {guess}; counted with {SLOTS} slots: {saved}. A gap in a lane is a slot that reads nothing. Above, "
-        "each gap ends where the longest answer of its group ends. Below, gaps are left only at the end, when no "
-        f"request waits. Both do the same work: {sum(map(len, joined.passes))} boxes of one pass, which need at least "
-        f"{least} passes of {SLOTS} slots. Move the slider: with more slots a group wastes more, since the longest of "
+        f"You said {guess}, and {saved} are saved with {SLOTS} slots. A gap in a lane is a slot that reads nothing. "
+        "Above, each gap ends where the longest answer of its group ends. Below, gaps are left only at the end, when "
+        f"no request waits. Both do the same work: {sum(map(len, joined.passes))} boxes of one pass, which need at "
+        f"least {least} passes of {SLOTS} slots. Move the slider: more slots waste more in a group, as the longest of "
         "eight answers is longer than the longest of two.",
     )
 

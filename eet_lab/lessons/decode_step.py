@@ -148,8 +148,7 @@ def layer_figure() -> go.Figure:
         fig.add_bar(
             y=list(lanes), x=theme.rounded(times.values()), base=theme.rounded(ends.values()), orientation="h",
             name=part, marker_color=color, hovertemplate="%{y}, " + part + ": %{x} µs<extra></extra>",
-            text=[f"{brief(us)}" if us > 1 else "" for us in times.values()], insidetextanchor="middle", textangle=0,
-            textfont={"color": "white"},
+            text=[f"{brief(us)}" if us > 1 else "" for us in times.values()], **theme.inside(color),
         )  # fmt: skip
         ends = {lane: ends[lane] + times[lane] for lane in lanes}
     for lane, end in ends.items():

@@ -119,8 +119,8 @@ def _shares(parts: Mapping[str, PhaseWork], title: str, calls: str) -> go.Figure
         fig.add_bar(
             y=[*rows], x=[round(100 * each, 2) for each in of_row], orientation="h", name=name, customdata=told,
             text=[word if share > 0.07 else "" for word, share in zip(told, of_row, strict=True)],
-            marker_color=COLORS[name], textposition="inside", insidetextanchor="middle", textangle=0,
-            textfont={"color": "white"}, hovertemplate="%{y}: " + name + " %{customdata}, %{x:.0f} %<extra></extra>",
+            marker_color=COLORS[name], **theme.inside(COLORS[name]),
+            hovertemplate="%{y}: " + name + " %{customdata}, %{x:.0f} %<extra></extra>",
         )  # fmt: skip
     fig.update_layout(legend={"traceorder": "normal"})
     fig.update_xaxes(title="% of the step", range=[0, 100])

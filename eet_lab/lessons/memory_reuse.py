@@ -30,7 +30,7 @@ from eet_lab.models.weights import random_decoder
 from eet_lab.parts.kv_cache import GrowingKV
 from eet_lab.technique import Recipe
 from eet_lab.texts import Output
-from eet_lab.words import MiB, brief, ms_words
+from eet_lab.words import MiB, brief, ms_words, sized
 
 BASE = "pre_padding,mask_removal"
 PROMPT_TOKENS, NEW_TOKENS = 32, 352
@@ -108,11 +108,11 @@ def alive(model: Model) -> Shown:
     plan = trace(model)
     total = sum(life.num_bytes for life in plan.lifetimes)
     lines = [
-        ["sum of all requests, each with memory of its own", f"{len(plan.lifetimes)}", f"{total / MiB:.2f} MiB"],
-        ["alive at once: what freeing by reference counts needs", "", f"{plan.lower_bound_bytes / MiB:.2f} MiB"],
+        ["sum of all requests, each with memory of its own", f"{len(plan.lifetimes)}", sized(total)],
+        ["alive at once: what freeing by reference counts needs", "", sized(plan.lower_bound_bytes)],
     ]
     lines += [
-        [f"arena, planner {name}", "1", f"{PLANNERS[name](plan.lifetimes).footprint_bytes / MiB:.2f} MiB"]
+        [f"arena, planner {name}", "1", sized(PLANNERS[name](plan.lifetimes).footprint_bytes)]
         for name in PLANNERS
         if name != "no_reuse"
     ]

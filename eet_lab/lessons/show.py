@@ -174,14 +174,24 @@ class Source(Code):
     def _repr_html_(self) -> str:
         fold = ""
         if self.doc:
-            first, _, more = self.doc.partition("\n")
-            fold = f"<details><summary>{_marked(first)}</summary><pre>{_marked(more.strip())}</pre></details>"
-            fold = fold if more.strip() else f'<div class="eet-doc">{_marked(first)}</div>'
+            first, more = _summed_up(self.doc)
+            fold = f"<details><summary>{_marked(first)}</summary><pre>{_marked(more)}</pre></details>"
+            fold = fold if more else f'<div class="eet-doc">{_marked(first)}</div>'
         code = super()._repr_html_().rpartition("</style>")[2]
         return styled(f'<div class="eet-source">{fold}{code}</div>')
 
     def _repr_latex_(self) -> None:
         """None: a saved notebook need not carry the code once more."""
+
+
+def _summed_up(doc: str) -> tuple[str, str]:
+    """A docstring's first sentence, which may go on over lines, and the rest; its first line where that is whole."""
+    first, _, more = doc.partition("\n")
+    if more.strip() and more[0] != "\n" and first[-1] not in ".:;?!":
+        paragraph, _, more = doc.partition("\n\n")
+        first, stop, left = " ".join(paragraph.split()).partition(". ")
+        first, more = first + stop.strip(), f"{textwrap.fill(left, 100)}\n\n{more}"
+    return first, more.strip()
 
 
 def _parted(text: str) -> tuple[str, str]:

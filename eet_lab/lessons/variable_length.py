@@ -68,8 +68,8 @@ def lengths() -> Shown:
     fig.update_xaxes(title="request").update_yaxes(title="MiB")
     return Shown(
         fig,
-        f"The longest needs {max(bound) / MiB:.2f} MiB, the average {sum(bound) / len(bound) / MiB:.2f}. A pool "
-        "that always holds the maximum wastes the difference; one that holds just enough asks the driver each time.",
+        f"The longest needs {sized(max(bound))}, the average {sized(sum(bound) / len(bound))}. A pool that always "
+        "holds the maximum wastes the difference; one that holds just enough asks the driver each time.",
     )
 
 

@@ -63,8 +63,9 @@ class Packed(Bounds):
 
 
 class DenseMask(Bounds):
-    """The baseline: an additive mask [B,1,Q,K], built once a pass and added in every layer. What layers add to scores
-    is the same in all of them, and is in it.
+    """The baseline: an additive mask [B,1,Q,K], built once a pass and added in every layer.
+
+    What layers add to scores is the same in all of them, and is in it.
     """
 
     op: ClassVar[str] = "masked_attention"

@@ -38,7 +38,7 @@ display(page)
     "Shown(plot(one, 'memory'), 'Words under a figure of a lesson.')",
     "plot(one, 'latency').update_layout(height=300)",
 )
-HEIGHTS = [260, 174, 300]
+HEIGHTS = [260, 192, 300]
 """Of the figure in a box, the one in a lesson, and the one that is a cell's own output."""
 INNER = 8
 """A figure may be narrower than its place by the padding of an output."""
@@ -50,6 +50,23 @@ FIGURES = """() => [...document.querySelectorAll('.js-plotly-plot')].map((e) => 
   const bars = e.querySelectorAll('.point, .js-line').length;
   return { width: svg.width, height: svg.height, room, held, bars };
 })"""
+UNREADABLE = """() => {
+  const wrong = [], box = document.querySelector('.eet-figure-box'), place = (e) => e.getBoundingClientRect();
+  const over = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+    && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3;
+  for (const figure of document.querySelectorAll('.js-plotly-plot')) {
+    const head = figure.querySelector('.gtitle'), title = place(head), bar = place(figure.querySelector('.modebar'));
+    if (title.right > bar.left || title.top < place(figure).top) wrong.push(head.textContent);
+  }
+  const words = [...box.querySelectorAll('.ytick text, .textpoint text, .gtitle, .xtitle, .xtick text')];
+  const places = words.map(place), whole = place(box), said = words.map((word) => word.textContent);
+  words.forEach((word, i) => {
+    if (places[i].right > whole.right + 1 || places[i].left < whole.left - 1) wrong.push(said[i]);
+    for (let k = 0; k < i; k++) if (over(places[i], places[k])) wrong.push(`${said[k]} on ${said[i]}`);
+  });
+  return words.length > 25 ? wrong.join('; ') : 'no words';
+}"""
+"""Titles cut off or under the toolbar, and words of the waterfall that stand on others or beyond its place."""
 CHART = """() => { const c = document.querySelector('.eet-strip-canvas');
   return { width: c.width, height: c.height, wide: c.clientWidth, high: c.clientHeight, density: devicePixelRatio };
 }"""
@@ -164,6 +181,10 @@ def keep_their_size_and_pixels(figures: Lab, page: Any) -> None:
         page.set_viewport_size({"width": width, "height": height})
         page.wait_for_function(f"() => innerWidth === {width} && innerHeight === {height}")
         settled(page, fits)
+    page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
+    page.set_viewport_size({"width": 500, "height": 1600})
+    settled(page, lambda page: page.evaluate(UNREADABLE))
+    page.evaluate("() => window.jupyterapp.shell.expandLeft()")
     page.set_viewport_size({"width": 1440, "height": 1600})
     settled(page, fits)
     for which in PLACES:

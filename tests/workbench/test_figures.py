@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 from eet_lab.bench import Comparison, Ladder, Spread, load_result
 from eet_lab.bench.paired import Change
 from eet_lab.figures import outputs, plot, theme
+from eet_lab.figures.batch_steps import CELLS, token_steps
 from eet_lab.figures.ladder import OwnTime, effects
 from eet_lab.figures.live import SCRIPT
 from eet_lab.figures.outputs import PLOTLY, Figure, FigureBox, rendered
 from eet_lab.figures.script import style
+from eet_lab.models import load
 from eet_lab.paths import PACKAGE
 from eet_lab.words import brief, ms_words
 from eet_lab.workbench.history import SHIPPED
@@ -70,7 +73,7 @@ def test_the_paired_interval_is_believed_before_the_spread() -> None:
     fig = plot(unsure, "waterfall")
     assert isinstance(fig, go.Figure)
     assert fig.data[0].marker.color[1] == theme.UNSURE and "tell apart" in labels(fig)[1]
-    assert fig.data[1].error_y.array[0] == pytest.approx(1.1 * before - after, rel=1e-3)
+    assert fig.data[1].error_x.array[0] == pytest.approx(1.1 * before - after, rel=1e-3)
     assert "range of all 6 pairs" in fig.layout.xaxis.title.text, "the other rungs have no more"
 
 
@@ -108,9 +111,10 @@ def test_the_waterfall_colours_what_it_can_tell_and_explains_what_is_red(without
     assert isinstance(fig, go.Figure)
     colors = list(fig.data[0].marker.color)
     assert (colors[1], colors[2], colors[6]) == (theme.GAIN, theme.LOSS, theme.UNSURE)
-    assert labels(fig)[1] == "<b>-3,361</b>" and labels(fig)[6] == "cannot<br>tell apart<br>(+6.31)"
-    remark = " ".join(note.text for note in fig.layout.annotations).replace("<br>", " ")
-    assert f"Mask removal slower here: 1,600 launches per token, up from 1,127; {said}" in remark
+    assert labels(fig)[1].strip() == "<b>-3,361</b>" and labels(fig)[6].strip() == "cannot tell apart (+6.31)"
+    for remark in (fig.layout.title.text, fig.data[0].customdata[2]):
+        told = remark.replace("<br>", " ")
+        assert f"Mask removal slower here: 1,600 launches per token, up from 1,127; {said}" in told
 
 
 def test_a_small_rung_beside_a_large_one_is_seen_with_its_number() -> None:
@@ -121,8 +125,8 @@ def test_a_small_rung_beside_a_large_one_is_seen_with_its_number() -> None:
     small = replace(last, measurement=replace(last.measurement, total_ms=ms), delta_ms=delta, changes={})
     fig = plot(replace(ladder, rungs=(*ladder.rungs[:-1], small)), "waterfall")
     assert isinstance(fig, go.Figure)
-    assert fig.layout.yaxis.type == "log"
-    assert labels(fig)[len(ladder.rungs) - 1] == "<b>-0.03</b>"
+    assert fig.layout.xaxis.type == "log"
+    assert labels(fig)[len(ladder.rungs) - 1].strip() == "<b>-0.03</b>"
     assert fig.data[0].marker.line.width == 2, "a bar of no height is a line"
 
 
@@ -136,13 +140,17 @@ def test_the_steps_to_the_first_tokens_are_counted() -> None:
 
 
 def test_every_label_stands_within_the_plot() -> None:
+    """Which is 240 px wide in a window of 500, where a character of these takes 5.5."""
     for stem in (SIX, "h200-ladder-gpt2-xl-one-row", "h200-ladder-demo"):
         for log in (True, False):
             fig = plot(recorded(stem), "waterfall", log=log)
             assert isinstance(fig, go.Figure)
-            top = fig.layout.yaxis.range[1]
-            ends = next(trace.y for trace in fig.data if trace.type == "scatter" and trace.mode == "text")
-            assert 10**top > 1.2 * max(ends) if log else top > 1.1 * max(ends)
+            begin, end = fig.layout.xaxis.range
+            texts = next(trace for trace in fig.data if trace.type == "scatter" and trace.mode == "text")
+            for x, side, label in zip(texts.x, texts.textposition, texts.text, strict=True):
+                share = ((math.log10(x) if log else x) - begin) / (end - begin)
+                room = 240 * share if side == "middle left" else 240 * (1 - share) + theme.TOOLBAR_PX
+                assert room > 5.5 * len(re.sub("<.*?>", "", label).strip()), (stem, log, label)
 
 
 def test_effects_for_a_list_of_techniques() -> None:
@@ -247,6 +255,27 @@ def test_words_have_a_contrast_of_4_5_on_both_themes() -> None:
             assert contrast(color, mixed(color, paper, 0.1)) >= 4.4, (token, "on its own tint")
     for color in (theme.BASELINE, *theme.SERIES):
         assert min(contrast(color, "#ffffff"), contrast(color, "#111111")) >= 2.9, "lines and bars"
+
+
+PAPERS = ("#ffffff", "#111111")
+"""Of JupyterLab's pages, light and dark."""
+INKS = ("#212121", "#ffffff")
+
+
+def test_words_on_cells_and_in_bars_have_a_contrast_of_4_5() -> None:
+    for color in (theme.BASELINE, theme.LOSS, *theme.SERIES):
+        ink = {"black": "#000000", "white": "#ffffff"}[theme.inside(color)["textfont"]["color"]]
+        assert contrast(ink, color) >= 4.5, color
+    for name, color in CELLS.items():
+        for paper, ink in zip(PAPERS, INKS, strict=True):
+            found = re.fullmatch(r"rgba\((\d+),(\d+),(\d+),([\d.]+)\)", color)
+            if found is None:
+                assert name == "generated", "the page cannot show through: no words there"
+                continue
+            solid = "#" + "".join(f"{int(part):02x}" for part in found.groups()[:3])
+            assert contrast(ink, mixed(solid, paper, float(found[4]))) >= 4.5, (name, paper)
+    matrix = token_steps(["a b", "c"], "baseline", model=load("demo", device="cpu"))
+    assert {trace.textfont.color for trace in matrix.data if trace.type == "heatmap"} == {theme.INK}
 
 
 def contrast(one: str, other: str) -> float:
