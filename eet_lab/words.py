@@ -1,6 +1,6 @@
 """Numbers as a reader expects them: with their noun in the right form, and no exponent where zeros can be counted.
 
-`plain` is for tables, `brief` for labels and sentences, `padded` for tiles; `figures/words.js` follows the same rules.
+`brief` is for what was measured, wherever it stands, `plain` for four digits; `figures/widgets.js` has the same rules.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from math import floor, isfinite, log10
+from math import floor, isclose, isfinite, log10
 from reprlib import repr as shortened
 
 
@@ -45,19 +45,21 @@ def _bare(text: str) -> str:
 
 
 def brief(value: float, digits: int = 3) -> str:
-    """Three significant digits, and never fewer than those before the point: `3,414`, `26.9`, `0.0312`."""
+    """Three significant digits, and never fewer than those before the point: `3,414`, `26.9`, `0.0312`.
+
+    Zeros at the end stay where the number was rounded to them: `29.0` for 28.97, `29` for 29.
+    """
     if isfinite(value) and abs(value) >= 10**digits:
         return f"{value:,.0f}"
-    return plain(value, digits)
-
-
-def padded(value: float, digits: int = 3) -> str:
-    """What `brief` says with its zeros at the end, for two numbers side by side: `0.0882` from `0.0900`."""
-    text = brief(value, digits)
+    text, shown = plain(value, digits), float(f"{value:.{digits}g}")
     missing = digits - len(text.replace(".", "").lstrip("-0"))
-    if missing <= 0 or not (value and isfinite(value)):
+    if missing <= 0 or not isfinite(value) or "×" in text or isclose(value, shown, rel_tol=EXACT):
         return text
     return f"{text}{'' if '.' in text else '.'}{'0' * missing}"
+
+
+EXACT = 1e-9
+"""What arithmetic in floating point may add to a number that has few digits, relative to it."""
 
 
 def ms_words(ms: float) -> str:

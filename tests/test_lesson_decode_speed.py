@@ -23,7 +23,7 @@ from eet_lab.models.config import PRESETS, Config
 from eet_lab.parts import Parts
 from eet_lab.paths import benchmarks_dir
 from eet_lab.technique import Recipe, known, names_in_all
-from eet_lab.words import percent
+from eet_lab.words import brief, percent
 
 SMALL = Config(3, 64, 2, 256, 504, 128)
 ALL = ",".join(names_in_all())
@@ -304,7 +304,7 @@ def test_prices_are_those_that_were_measured_on_such_a_gpu(verdict):
     where = recorded.ladder().environment
     assert (machine["gpu"], machine["driver"]) == (where.device, where.driver)
     assert machine["launch_cost"] == pytest.approx(decode_step.H200._asdict(), rel=1e-3)
-    assert {f"{price:.2g}" for price in decode_step.H200} <= numbers(verdict[-1])
+    assert {brief(price, 2) for price in decode_step.H200} <= numbers(verdict[-1])
 
 
 def test_each_row_of_the_verdict_is_held_against_its_own_floor(verdict):

@@ -18,7 +18,7 @@ from functools import cache
 from statistics import median
 from typing import Literal
 
-from eet_lab.words import MiB, counted, plain
+from eet_lab.words import MiB, brief, counted, plain
 
 Verdict = Literal["better", "worse", "cannot tell apart"]
 Kind = Literal["good", "bad", "dim"]
@@ -241,4 +241,4 @@ def memory_words(before: int, after: int) -> str:
 def _factors(*values: float) -> list[str]:
     """Three digits; more where one would read as 1.00 and is not."""
     decimals = 3 if any(0 < abs(value - 1) < 0.005 for value in values) else 2
-    return [plain(float(f"{v:.3g}")) if v >= 10 else f"{v:.{decimals}f}" if v >= 0.1 else plain(v) for v in values]
+    return [brief(v) if v >= 10 else f"{v:.{decimals}f}" if v >= 0.1 else plain(v) for v in values]

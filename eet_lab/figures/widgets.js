@@ -14,7 +14,9 @@ function plain(value, digits = 4) {
 
 function brief(value, digits = 3) {
   if (Number.isFinite(value) && Math.abs(value) >= 10 ** digits) return Math.round(value).toLocaleString("en");
-  return plain(value, digits);
+  const text = plain(value, digits), missing = digits - text.replace(/[.,]/g, "").replace(/^[-0]+/, "").length;
+  if (missing <= 0 || /[×–]/.test(text) || Math.abs(value - Number(value.toPrecision(digits))) <= 1e-9 * Math.abs(value)) return text;
+  return text + (text.includes(".") ? "" : ".") + "0".repeat(missing);
 }
 
 /* Shared: */

@@ -21,7 +21,7 @@ from eet_lab.technique import Technique, known, obstacle, registry
 from eet_lab.training import TrainRun
 from eet_lab.training.run import Evaluation
 from eet_lab.training.tasks import task_of
-from eet_lab.words import MiB, amount, brief, counted, padded, percent, visible
+from eet_lab.words import MiB, amount, brief, counted, percent, visible
 from eet_lab.workbench.actions import ActionPage, field, help_line, said_words
 from eet_lab.workbench.train_jobs import Compared, Look, TrainAsked
 
@@ -192,7 +192,7 @@ def headline(run: TrainRun, num_steps: int) -> str:
     """`Loss 5.21 to 3.87 on held-out data in 40 steps, 1,230 tokens/s`."""
     if not run.steps:
         return "Stopped before the first step."
-    first, *_, last = (padded(each.loss) for each in (*run.evaluations[:1], *run.evaluations))
+    first, *_, last = (brief(each.loss) for each in (*run.evaluations[:1], *run.evaluations))
     speed = f"{brief(run.tokens_per_s or 0)} tokens/s"
     if not run.was_stopped:
         return f"Loss {first} to {last} on held-out data in {counted(len(run.steps), 'step')}, {speed}"

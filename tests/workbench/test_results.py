@@ -47,11 +47,19 @@ def test_both_numbers_of_a_tile_have_the_same_digits(comparison: Comparison) -> 
         return Spread(ms, ms, ms)
 
     before, after = comparison.baseline, comparison.selection
-    before = replace(before, ttft_ms=timed(3.3), tpot_ms=timed(0.09), memory={**before.memory, "peak": 448 * MiB})
+    before = replace(before, ttft_ms=timed(3.3004), tpot_ms=timed(0.09003), memory={**before.memory, "peak": 448 * MiB})
     after = replace(after, ttft_ms=timed(3.749), tpot_ms=timed(0.0882), memory={**after.memory, "peak": 1000 * MiB})
     found = answer.tiles(replace(comparison, baseline=before, selection=after))[:3]
     told = [(each["value"], each["before"]) for each in found]
     assert told == [("3.75", "from 3.30"), ("0.0882", "from 0.0900"), ("1,000", "from 448")]
+
+
+def test_a_tile_and_a_table_say_one_number(comparison: Comparison) -> None:
+    time = Spread(28.97, 28.97, 28.97)
+    sides = {name: replace(getattr(comparison, name), ttft_ms=time) for name in ("baseline", "selection")}
+    told = replace(comparison, **sides)
+    assert answer.tiles(told)[0]["value"] == "29.0"
+    assert re.search(r"time to first token +29\.0 ms +29\.0 ms", told.to_text())
 
 
 def test_a_metric_has_one_name_in_tables_and_tiles(comparison: Comparison) -> None:
@@ -128,9 +136,9 @@ def test_the_waterfall_adds_up(climbed: Ladder) -> None:
     levels = [rung.measurement.total_ms.p50 for rung in climbed.rungs]
     for log in (False, True):
         bars = figures.plot(climbed, "waterfall", log=log).data[0]
-        for base, size, (before, after) in zip(bars.base[1:-1], bars.y[1:-1], pairwise(levels), strict=True):
+        for base, size, (before, after) in zip(bars.base[1:-1], bars.x[1:-1], pairwise(levels), strict=True):
             assert (base, base + size) == pytest.approx(sorted((before, after)), rel=2e-3)
-        assert bars.base[0] + bars.y[0] == pytest.approx(levels[0], rel=2e-3)
+        assert bars.base[0] + bars.x[0] == pytest.approx(levels[0], rel=2e-3)
 
 
 def test_the_latency_trace_has_every_step(comparison: Comparison) -> None:

@@ -12,7 +12,7 @@ from eet_lab.bench.tables import layout
 from eet_lab.figures.results import kinds
 from eet_lab.labels import names_of, short_form
 from eet_lab.models.loading import RANDOM_LABEL
-from eet_lab.words import brief, counted, padded, percent
+from eet_lab.words import brief, counted, percent
 from eet_lab.workbench.rows import Result
 
 TITLES = {
@@ -210,7 +210,7 @@ def _texts(result: Result) -> list[dict[str, str]]:
 def _tile(
     label: str, value: str | float | None, unit: str, change: dict[str, str], before: str = "", tip: str = ""
 ) -> dict[str, Any]:
-    shown = "–" if value is None else value if isinstance(value, str) else padded(value)
+    shown = "–" if value is None else value if isinstance(value, str) else brief(value)
     return {"label": label, "value": shown, "unit": unit, "before": before, "change": change, "tip": tip}
 
 
@@ -225,7 +225,7 @@ def _timed(
     change = result.all_changes.get(key)
     tip = " ".join(filter(None, [_how(change), tip]))
     told = {"text": "", "kind": "dim"} if change is None else {"text": change.words(key), "kind": change.kind}
-    was = "" if before is None else f"from {padded(before.p50)}"
+    was = "" if before is None else f"from {brief(before.p50)}"
     return _tile(label, _median(after), "ms", told, was, tip)
 
 
@@ -245,7 +245,7 @@ def _memory(before: int, after: int) -> dict[str, Any]:
         "Weights, KV cache, activations and workspaces at their peak. Bytes are counted, not sampled. "
         f"A change below {percent(LEAST_SHARE)} of the peak is grey: it decides nothing about what fits."
     )
-    was = f"from {padded(before / MiB)}"
+    was = f"from {brief(before / MiB)}"
     return _tile("Peak memory", after / MiB, "MiB", memory_change(before, after), was, tip)
 
 
@@ -267,7 +267,7 @@ def tiles_apart(first: Measurement, second: Measurement, same_prompts: bool) -> 
     """The tiles of two runs that were not timed in turn: no change is claimed of times, and none across prompts."""
     apart = {"text": "not timed in turn" if same_prompts else "of other prompts", "kind": "dim"}
     times = [
-        _tile(label, _median(after), "ms", apart, "" if before is None else f"from {padded(before.p50)}")
+        _tile(label, _median(after), "ms", apart, "" if before is None else f"from {brief(before.p50)}")
         for label, before, after in (
             ("Time to first token", first.ttft_ms, second.ttft_ms),
             ("Time per token", first.tpot_ms, second.tpot_ms),
@@ -275,7 +275,7 @@ def tiles_apart(first: Measurement, second: Measurement, same_prompts: bool) -> 
     ]
     before, after = first.memory["peak"], second.memory["peak"]
     changed = memory_change(before, after) if same_prompts else apart
-    memory = _tile("Peak memory", after / MiB, "MiB", changed, f"from {padded(before / MiB)}")
+    memory = _tile("Peak memory", after / MiB, "MiB", changed, f"from {brief(before / MiB)}")
     if not same_prompts:
         return [*times, memory, _tile("Same output?", None, "", apart)]
     same, total = _same_tokens(first, second)
