@@ -31,7 +31,7 @@ from eet_lab.parts.staging import Staging, sent
 from eet_lab.scheduling.policies import DynamicProgram, LengthBuckets, NaivePadding, TokenBudget
 from eet_lab.scheduling.queued import Queue
 from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
-from eet_lab.serving import warm_up
+from eet_lab.serving import reader, warm_up
 from eet_lab.technique import Recipe
 
 RECTANGLES = "pre_padding,mask_removal,memory_reuse"
@@ -314,6 +314,28 @@ def test_a_bucket_is_traced_once(recorded):
         engine.read(given, tasks.MEAN)
     assert engine.memory._num_traced == traced
     assert buckets.blank(Size(256, 8, 128, 32), True).batch.max_kv == 128
+
+
+@pytest.mark.parametrize("words", [None, "token_budget:max_rows=8:budget=100"])
+def test_a_server_captures_its_passes_before_it_answers(recorded, words, monkeypatch):
+    """What comes then is a replay: texts that come alone, and for a policy's knobs whatever waits together."""
+    monkeypatch.setattr(reader, "EncoderEngine", lambda encoder, given: EncoderEngine(encoder, parts()))
+    monkeypatch.setattr(reader, "BATCHING", Batching(200))  # the default takes a CPU half a minute
+    monkeypatch.setattr(reader, "WARM_TEXTS", 40)
+    served = reader.Reader(ours("bert"), Recipe.parse(PACKED), words)
+    served._build()
+    engine, policy = served.engine, served._policy
+    captures = engine.captures
+    assert captures > 1
+    for length in (3, 17, CONTEXT):
+        engine.read(of_lengths(length), tasks.MEAN, served._batching(of_lengths(length)))
+    if policy is not None:
+        queue = Queue(make_traffic(60, Gamma(50.0), Uniform(2, CONTEXT), Uniform(1, 1), seed=5))
+        queue.now_ms = 1e9
+        for group in queue.groups(policy, None):
+            rows = of_lengths(*[each.length for each in group])
+            engine.read(rows, tasks.MEAN, served._batching(rows))
+    assert engine.captures == captures
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ def policies_on_gpus() -> Shown:
         f"({brief(long[PROGRAM])} and {brief(long[PADDED])} texts a second); on {SHORT} it stays below padding "
         f"({brief(short[PROGRAM])} and {brief(short[PADDED])}), though the simulation says the opposite, and this was "
         "not mended: a pass of hundreds of short texts costs the host as much as the device, with pads or without, so "
-        "fewer pads save little, and what planning takes is not in the cost table. Each number is one run; of these two "
-        "another gave 15,300 and 18,100. Without captured passes the dynamic program was never in time.",
+        "fewer pads save little, and what planning takes is not in the cost table. Each number is one run; of these "
+        "two another gave 15,300 and 18,100. Without captured passes the dynamic program was never in time.",
     )
 
 

@@ -18,18 +18,23 @@ from eet_lab.errors import EETError, SetupError
 from eet_lab.models import Model
 from eet_lab.parts.passes import Batching, Readable
 from eet_lab.scheduling.cost import CostTable
-from eet_lab.scheduling.policies import parse_policy, policy_kind
+from eet_lab.scheduling.policies import NaivePadding, TokenBudget, parse_policy, policy_kind
 from eet_lab.scheduling.policy import BasePolicy
+from eet_lab.scheduling.traffic import Gamma, LogNormal, make_traffic
 from eet_lab.serving.errors import ApiError, failed, of_engine
 from eet_lab.serving.live import under_policy
 from eet_lab.serving.profile import profile
-from eet_lab.serving.warm_up import rectangle
+from eet_lab.serving.warm_up import rectangle, warm_up_encoder
 from eet_lab.serving.worker import Worker
 from eet_lab.technique import Recipe
 
 BATCHING = Batching()
 LOOK_S = 0.002
 """How long the thread sleeps at most where a policy waits for company: others may come, or leave."""
+
+
+WARM_TEXTS = 256
+"""Texts, short ones mostly, of which passes are made to warm an engine up."""
 
 
 class Reading(NamedTuple):
@@ -85,8 +90,14 @@ class Reader(Worker):
                 self._costs = profile(self._model, recipe, progress=self.progress)
             self._policy = policy = _fitting(self._words, self._costs)
             recipe = under_policy(recipe, policy)
-        self.engine = EncoderEngine(self._model.encoder, recipe.parts)
-        self.engine.prepare(self.progress)
+        engine = EncoderEngine(self._model.encoder, recipe.parts)
+        engine.prepare(self.progress)
+        if engine.parts.is_captured or self._model.device != "cpu":  # a CPU has nothing to warm up
+            most = self._model.encoder.config.context if self._costs is None else self._costs.most_length
+            policy = self._policy or _unplanned("packed_prefill" in recipe.names, most)
+            traffic = make_traffic(WARM_TEXTS, Gamma(1e6), LogNormal(max(most / 8, 1), 1.0, most))
+            warm_up_encoder(self._model, engine, traffic, policy, self._costs)  # type: ignore[arg-type]  # as in `_taken`
+        self.engine = engine
 
     def _queue(self, reading: Reading) -> None:
         now_ms = time.perf_counter() * 1e3
@@ -195,6 +206,14 @@ def _fitting(words: str, costs: CostTable | None) -> BasePolicy:
             "for at most as many."
         )
     return policy
+
+
+def _unplanned(is_packed: bool, longest: int) -> BasePolicy:
+    """Makes passes such as come where no policy is named: up to a pass of tokens, pads among them."""
+    most = BATCHING.batch_tokens
+    return (
+        TokenBudget(budget=most, max_rows=WARM_TEXTS) if is_packed else NaivePadding(max_rows=max(most // longest, 1))
+    )
 
 
 def _whole(waiting: Sequence[WaitingText]) -> list[WaitingText]:
