@@ -203,7 +203,7 @@ MOST_FACTOR = 1e30
 
 
 def _check_positive(name: str, value: object) -> None:
-    check_number(TrainingError, name, value, 0, MOST_FACTOR, f"from 0 to {MOST_FACTOR:.0e}", last=True)
+    check_number(TrainingError, name, value, 0, MOST_FACTOR, "from 0 to 1e30", last=True)
 
 
 def _check_share(name: str, value: object) -> None:
