@@ -85,12 +85,11 @@ class Controller:
         return not (waits or self.busy or self.serving.busy) and self.choices.settled
 
     def close(self) -> None:
-        """End the threads: the engine's, the background's and the sampler's; take the page down."""
+        """End the threads: the engine's, the background's and the sampler's."""
         self.engine.close()
         self.background.close()
         self.device.close()
         self.serving.close()
-        self.page.close()
 
     def tick(self) -> None:
         """One turn."""

@@ -25,7 +25,7 @@ from eet_lab.figures import theme
 from eet_lab.figures.live import chart_script
 from eet_lab.figures.outputs import FigureBox
 from eet_lab.figures.players import Race
-from eet_lab.figures.script import BaseScript, Shared, all_widgets, compact
+from eet_lab.figures.script import BaseScript, Shared, compact
 from eet_lab.workbench.live import Charts, Live
 
 SCRIPTS = Path(__file__).parent / "views"
@@ -123,8 +123,3 @@ class Page:
         for widget in (*self._stages.values(), self.live.box, self.kept.box):
             widget.layout.send_state("display")
         self._stage.send_state("_dom_classes")
-
-    def close(self) -> None:
-        """Take all widgets off the page."""
-        for widget in all_widgets(self.box):
-            widget.close()

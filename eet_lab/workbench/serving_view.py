@@ -15,7 +15,6 @@ import numpy as np
 import plotly.graph_objects as go
 
 from eet_lab.errors import CostError, EETError
-from eet_lab.figures.script import all_widgets
 from eet_lab.figures.serving import batches, cost_surface, latency_against_load, simulated_beside_measured
 from eet_lab.models import Model, load
 from eet_lab.progress import Cancel, Progress
@@ -245,11 +244,9 @@ class ServingTab:
         return True
 
     def close(self) -> None:
-        """Take the widgets down."""
+        """Let what goes on end."""
         if self.controller is not None:
             self.controller.stop()
-            for widget in all_widgets(self.controller.page.box):
-                widget.close()
 
 
 class ServingView(ActionView):

@@ -19,6 +19,7 @@ import ipywidgets as W
 from IPython.display import HTML, display
 
 from eet_lab.errors import EETError
+from eet_lab.figures.script import all_widgets
 from eet_lab.progress import Cancel
 from eet_lab.words import plain
 
@@ -39,8 +40,7 @@ a browser does not look through all of a page of figures after each change of it
 class UiThread:
     """Turns a page of widgets until it is closed. Of each kind one is open: opening another closes it.
 
-    A kind gives what a turn does, what ends its other threads and takes its widgets down, whether nothing is left to
-    do, and in words what is.
+    A kind gives what a turn does, what ends its other threads, whether nothing is left to do, and in words what is.
     """
 
     _opened: ClassVar[Any] = None
@@ -63,6 +63,12 @@ class UiThread:
         """End what runs and all threads, and take the widgets off the page. May be called twice."""
         if self._closing.is_set():
             return
+        self._end_threads()
+        for widget in all_widgets(self._box):
+            widget.close()
+
+    def _end_threads(self) -> None:
+        """End what runs and all threads; what the page shows stays."""
         self._closing.set()
         if self._ui.is_alive():
             self._ui.join()  # first: a turn may start a thread
@@ -109,11 +115,15 @@ class UiThread:
 
 
 @atexit.register
-def _close_all() -> None:
-    """A script that ends closes its pages: torch aborts where a thread of Python's ends in the middle of it."""
+def _end_all() -> None:
+    """A script that ends ends its threads: torch aborts where a thread of Python's ends in the middle of it.
+
+    Widgets that were closed would leave an open page with nothing of what it showed.
+    """
     kinds = [UiThread]
     for kind in kinds:
-        kind._make_room()
+        if kind._opened is not None:
+            kind._opened._end_threads()
         kinds += kind.__subclasses__()
 
 

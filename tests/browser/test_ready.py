@@ -34,6 +34,7 @@ def started(tmp_path: Path) -> Iterator[Any]:
                 return url[0]
         raise AssertionError(f"no address, exit code {labs[0].wait()}")
 
+    start.labs = labs  # type: ignore[attr-defined]
     yield start
     for lab in labs:
         lab.send_signal(signal.SIGTERM)
@@ -106,8 +107,18 @@ def test_the_app_shows_no_code_and_compares(started: Any, page: Any) -> None:
     assert page.eval_on_selector(".eet-strip", "e => +e.dataset.points") > 50
     page.get_by_role("tab", name="Latency", exact=True).click()
     page.wait_for_selector(".eet-figure .js-plotly-plot .scatterlayer .trace", timeout=20_000)
-    assert page.failures == []
     assert page.answered_from_outside == []
+    assert not page.get_by_text("Shift+Enter").is_visible(), "there is no cell to run"
+
+    # What was found stays when the server ends, and so does the way to another.
+    headline = page.locator(".eet-headline").inner_text()
+    started.labs[0].send_signal(signal.SIGINT)
+    page.get_by_role("alert").filter(has_text="eet-lab lab --app").wait_for(timeout=30_000)
+    started.labs[0].communicate(timeout=30)
+    page.wait_for_timeout(1000)
+    assert page.locator(".eet-headline").inner_text() == headline
+    assert page.locator(".eet-figure .js-plotly-plot").first.is_visible()
+    assert page.failures == []
 
 
 def note_outside(page: Any, url: str) -> None:

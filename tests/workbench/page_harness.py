@@ -40,10 +40,15 @@ WIDGETS_CSS = (
 
 SCRIPT = """
 const listeners = {}, sent = (window.sent = []), models = (window.models = {});
+function makeSignal() {
+  const slots = new Set();
+  return { connect: (f) => slots.add(f), disconnect: (f) => slots.delete(f), emit: (value) => slots.forEach((f) => f(null, value)) };
+}
+const kernel = (window.kernel = { connectionStatusChanged: makeSignal(), statusChanged: makeSignal() });
 function makeModel(name, state) {
   const on = {};
   return (models[name] = {
-    get: () => state, set() {}, save_changes() {},
+    widget_manager: { kernel }, get: () => state, set() {}, save_changes() {},
     on: (event, f) => (on[event] ||= new Set()).add(f), off: (event, f) => on[event]?.delete(f),
     send: (content) => sent.push(JSON.parse(JSON.stringify({ view: name, ...content }))),
     tell: (message, buffers) => (on["msg:custom"] || []).forEach((f) => f(message, buffers)),

@@ -321,6 +321,24 @@ def test_a_kernel_that_is_gone_is_told_and_results_stay(opened: Open) -> None:
     assert sent(page) == []
 
 
+def test_a_connection_that_is_lost_is_told_with_what_helps_there(opened: Open) -> None:
+    page = opened(page_states.compared())
+    page.evaluate("kernel.connectionStatusChanged.emit('connecting')")
+    page.wait_for_timeout(500)
+    assert page.locator("[role=alert]").count() == 0, "it may come back at once"
+    alert = page.wait_for_selector("[role=alert]")
+    assert "lost its kernel" in alert.inner_text() and "Run the cell again" in alert.inner_text()
+    assert page.locator(".eet-view :is(button, input, select, textarea):enabled").count() == 0
+    page.evaluate("kernel.connectionStatusChanged.emit('connected')")
+    page.wait_for_selector("[role=alert]", state="detached")
+    assert page.locator(".eet-do-run:enabled").count() == 1
+
+    page.evaluate("document.body.dataset.voila = 'voila'")  # no cell is shown there
+    page.evaluate("kernel.statusChanged.emit('autorestarting'); kernel.connectionStatusChanged.emit('connected')")
+    told = page.wait_for_selector("[role=alert]").inner_text()
+    assert "Reload the page" in told and "eet-lab lab --app" in told and "Shift+Enter" not in told
+
+
 AGAIN = """async () => {
   const bench = document.querySelector(".eet-bench"), el = document.querySelector(".eet-bar");
   ends.bar();

@@ -6,6 +6,8 @@
 
 const ACTIONS = [["run", "Run", "r"], ["compare", "Compare", "c"], ["ladder", "Ladder", "l"], ["stop", "Stop", "Escape"]];
 const GONE = "The kernel was restarted. Run the cell again (Shift+Enter): kept runs come back. What is shown here stays.";
+const LOST = "This page has lost its kernel. What is shown here stays. Run the cell again (Shift+Enter); if the server has ended, start eet-lab lab again: kept runs come back.";
+const LOST_APP = "This page has lost its server. What is shown here stays. Reload the page; if the server has ended, start eet-lab lab --app again and open the address that it prints: kept runs come back.";
 
 export default view((s, ui) => {
   ui.local.state = s;
@@ -81,12 +83,18 @@ function larger(s, ui) {
 }
 
 function banner(s, ui) {
-  if (!ui.alive) return h("div", { key: "gone", class: "eet-banner eet-as-bad", role: "alert" }, GONE);
+  if (!ui.alive) return h("div", { key: "gone", class: "eet-banner eet-as-bad", role: "alert" }, gone(ui));
   if (!s.banner) return null;
   const { text, kind, action } = s.banner;
   const go = () => ui.send(action.command.command, action.command);
   return h("div", { key: "banner", class: `eet-banner eet-as-${kind}` }, h("span", { title: text }, text),
     action && button({ class: "eet-soft", enabled: action.enabled, onclick: go }, action.label));
+}
+
+// Voila, which marks its pages, shows no cell to run again.
+function gone(ui) {
+  if (document.body.dataset.voila) return LOST_APP;
+  return ui.lost ? LOST : GONE;
 }
 
 function error({ title, text, details }, ui) {

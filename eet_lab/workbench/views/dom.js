@@ -123,13 +123,15 @@ function switchOff(tree) {
 
 // A view draws all of `state` anew whenever it changes. `ui` is what a drawing may use: `send` a command, `local` for
 // what only this page knows, `redraw`, an `id` for labels, and `alive`: false once the kernel is gone, which ipywidgets
-// tells by a class on its boxes. `onBench(bench)` is called when the view has come into one; it returns what ends it.
+// tells by a class on its boxes after a restart, and the kernel's connection (`lost`) else. `onBench(bench)` is called
+// when the view has come into one; it returns what ends it.
 const SHOWING = new Map([ // where what they bring begins
   ...["open_run", "replay", "compare_ticked"].map((name) => [name, ".eet-answer"]),
   ...["run", "compare", "ladder", "measure_ticked"].map((name) => [name, ".eet-live"]),
 ]);
 const ROOM_PX = 320; // of it in view, for a page that need not move
 const GONE_CLASS = "jupyter-widgets-disconnected";
+const LOST_MS = 3000; // without a connection, which comes back by itself where a network failed for a moment
 let numViews = 0;
 
 // Scrolls the answer, or what else there is, into view, below the bar where that sticks; not at all while `room` px of it
@@ -145,9 +147,34 @@ function reveal(el, room = Infinity, name = ".eet-answer") {
   return shown;
 }
 
+// Calls `tell(lost)` whenever the kernel of a widget is lost or found again; returns what ends it. A kernel that died
+// does not come back, even if another has taken its place.
+function watchKernel(model, tell) {
+  const kernel = model.widget_manager?.kernel;
+  if (!kernel) return () => {};
+  let timer, died = false;
+  const onConnection = (_, status) => {
+    clearTimeout(timer);
+    const lost = status !== "connected";
+    timer = setTimeout(() => tell(lost || died), lost ? LOST_MS : 0);
+  };
+  const onStatus = (_, status) => {
+    if (status !== "autorestarting" && status !== "dead") return;
+    died = true;
+    tell(true);
+  };
+  kernel.connectionStatusChanged.connect(onConnection);
+  kernel.statusChanged.connect(onStatus);
+  return () => {
+    clearTimeout(timer);
+    kernel.connectionStatusChanged.disconnect(onConnection);
+    kernel.statusChanged.disconnect(onStatus);
+  };
+}
+
 function view(tree, onBench) {
   function render({ model, el }) {
-    const ui = { el, local: {}, alive: true, redraw, id: `eet-${Date.now().toString(36)}-${numViews++}` };
+    const ui = { el, local: {}, alive: true, lost: false, redraw, id: `eet-${Date.now().toString(36)}-${numViews++}` };
     ui.send = (command, more) => {
       if (!ui.alive) return;
       model.send({ command, ...more });
@@ -155,13 +182,14 @@ function view(tree, onBench) {
     };
     function redraw() {
       const state = model.get("state");
-      ui.alive = !el.closest(`.${GONE_CLASS}`);
+      ui.alive = !(ui.lost || el.closest(`.${GONE_CLASS}`));
       const drawn = Object.keys(state).length ? [tree(state, ui)].flat(Infinity).filter(Boolean) : [];
       if (!ui.alive) drawn.forEach(switchOff);
       patch(el, drawn);
     }
     let end;
-    const connection = new MutationObserver(() => { if (ui.alive === !!el.closest(`.${GONE_CLASS}`)) redraw(); });
+    const unwatch = watchKernel(model, (lost) => { ui.lost = lost; redraw(); });
+    const connection = new MutationObserver(redraw);
     const attached = new ResizeObserver(() => { // it is called once the view is on the page
       const bench = el.closest(".eet-bench");
       if (!bench) return;
@@ -173,7 +201,7 @@ function view(tree, onBench) {
     attached.observe(el);
     model.on("change:state", redraw);
     redraw();
-    return () => { attached.disconnect(); connection.disconnect(); model.off("change:state", redraw); end?.(); };
+    return () => { unwatch(); attached.disconnect(); connection.disconnect(); model.off("change:state", redraw); end?.(); };
   }
   return { render };
 }
