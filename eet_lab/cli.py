@@ -44,8 +44,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. 0: done; 1: it found something wrong; 2: bad input, or the machine refused; 130: interrupted."""
-    if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)
     streams.prepare()
     try:
         try:

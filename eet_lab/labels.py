@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from eet_lab.devices import kind_of
@@ -39,6 +40,12 @@ def short_form(recipe: str, device: str) -> str:
     if words and len(lacking) <= min(FEW_LACKING, len(whole) - len(lacking)):
         return "".join(["all", *(f" - {_label(name)}" for name in lacking), *(f" + {label}" for label in beside)])
     return in_titles(recipe)
+
+
+def with_labels(text: str, device: str) -> str:
+    """A text in which recipes stand, each as its label."""
+    name = rf"(?:{'|'.join(registry())})(?::[^\s,:]+)*"
+    return re.sub(rf"\b{name}(?:,{name})*(?!\w)", lambda found: short_form(found[0], device), text)
 
 
 def in_titles(recipe: str) -> str:

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from eet_lab.errors import EETError, PromptError
+from eet_lab.labels import with_labels
 from eet_lab.models import Model
 from eet_lab.progress import Cancel
 from eet_lab.workbench import commands as c
@@ -38,6 +39,16 @@ SETTLE_S = 2.5
 
 Jobs = c.Run | c.Compare | c.Ladder | c.TakeTimeline | c.MeasureTicked
 """Commands that take the engine thread."""
+BEGUN = {
+    "run": "preparing the run",
+    "compare": "preparing the comparison",
+    "ladder": "preparing the ladder",
+    "measure_ticked": "preparing to measure the two ticked runs again",
+    "take_timeline": "preparing the timeline",
+    JOBS["measure"]: "preparing to measure the model for serving",
+    JOBS["serve"]: "preparing to serve the model",
+}
+"""What is said of a job until it tells of itself."""
 
 
 class Controller:
@@ -256,7 +267,7 @@ class Controller:
     def _submit(self, name: str, work: Work) -> None:
         self.status.forgive()
         self.busy, self.stopping, self._job_name = True, False, name
-        self.status.text = f"{name.replace('_', ' ')}…"
+        self.status.text = f"{jobs.loading(self.state.model) if name == 'load' else BEGUN[name]}…"
         self.status.clock.start()
         self.engine.submit(name, work)
 
@@ -266,7 +277,7 @@ class Controller:
         """Take in one event."""
         match event:
             case e.Progress(done, total, text):
-                self.status.text = text or self.status.text
+                self.status.text = with_labels(text, self.state.kind) or self.status.text
                 self.status.clock.progress(done, total)
             case e.Named(names):
                 self.watching.name(names)
@@ -337,7 +348,7 @@ class Controller:
         fits = NO_FORECAST if setup else {**self.fits.state(), "held": self.page.live.held()}
         self.page.inputs.show(inputs_state(state, lengths, context, fits, read_only))
         self.top_row.show(self.results.sampled_before)
-        self.results.show(self.busy)
+        self.results.show(self.busy, self.state.kind)
 
     def _show_bar(self) -> None:
         opened, setup, against = self.results.opened, self.results.setup, self.results.against()

@@ -57,11 +57,16 @@ def decoder(tokenizer: Any, stop: Collection[int] = ()) -> Decode:
     return ended_by(stop, tokenizer.decode if tokenizer else lambda ids: "".join(f"{token} " for token in ids))
 
 
+def loading(name: Any) -> str:
+    """What is said while a model is loaded."""
+    return f"loading the model {name if isinstance(name, str) else type(name).__name__}"
+
+
 def load_model(name: Any, device: str, dtype: str | None) -> Work:
     """Load a model."""
 
     def work(feed: Feed, cancel: threading.Event) -> Model:
-        feed.progress(0, 0, f"loading {name if isinstance(name, str) else type(name).__name__}")
+        feed.progress(0, 0, loading(name))
         model = load(name, device=device, dtype=dtype)
         model.decoder  # noqa: B018  an encoder says here that it cannot generate
         return model

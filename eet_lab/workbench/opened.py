@@ -22,10 +22,14 @@ from eet_lab.workbench.jobs import BASELINE, decoder
 from eet_lab.workbench.rows import KeptRun, Result, end, facts
 from eet_lab.workbench.views import answer, bar
 
-HOW = (
-    "These runs were not timed in turn, so other load on the machine may explain a difference. Measure again times "
-    "both recipes in turn, here and now."
-)
+NOT_IN_TURN = "These runs were not timed in turn, so other load on the machine may explain a difference."
+HOW = f"{NOT_IN_TURN} Measure again times both recipes in turn, here and now."
+
+
+def models_apart(rows: Sequence[KeptRun]) -> str:
+    """That runs are of several models, in words; "" where they are of one."""
+    models = list(dict.fromkeys(row.model for row in rows))
+    return f"The models differ: {' and '.join(models)}." if len(models) > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class SideBySide:
 
     rows: Sequence[KeptRun]
     ends: tuple[Measurement, Measurement]
-    same_prompts: bool
+    of_others: str
+    """What differs, so that no change can be told: "of other models", "of other prompts", or both; "" where nothing."""
 
     @classmethod
     def of(cls, rows: Sequence[KeptRun], results: Sequence[Result]) -> SideBySide:
@@ -42,25 +47,30 @@ class SideBySide:
         first, second = (end(result) for result in results)
         if first is None or second is None:
             raise ResultError("One of these runs was stopped before anything was measured. Tick two others.")
-        return cls(rows, (first, second), results[0].prompts == results[1].prompts)
+        one, other = ((r.environment.model, r.environment.model_label, r.prompts) for r in results)
+        differ = ["models"] * (one[:2] != other[:2]) + ["prompts"] * (one[2] != other[2])
+        return cls(rows, (first, second), f"of other {' and '.join(differ)}" if differ else "")
 
     def table(self) -> dict[str, Any]:
         """All that is known of both."""
-        lines = [["recipe", *(row.recipe for row in self.rows)], ["device", *(row.device for row in self.rows)]]
+        apart = models_apart(self.rows)
+        told = [*["model"] * bool(apart), "recipe", "device"]
+        lines = [[name, *(getattr(row, name) for row in self.rows)] for name in told]
         one, other = map(facts, self.ends)
         lines += [[name, one[name], other[name]] for name in one]
         same = f"The same tokens: {'yes' if self.ends[0].tokens == self.ends[1].tokens else 'no'}."
-        notes = [HOW, same if self.same_prompts else "They had other prompts."]
+        notes = [f"{apart} {NOT_IN_TURN}" if apart else HOW, f"They are {self.of_others}." if self.of_others else same]
         return {"head": ["", *(row.label for row in self.rows)], "rows": lines, "notes": notes}
 
     def tiles(self) -> list[dict[str, Any]]:
         """The second, from the first."""
-        return answer.tiles_apart(*self.ends, self.same_prompts)
+        return answer.tiles_apart(*self.ends, self.of_others)
 
     def told(self) -> str:
         """What stands in the banner."""
         names = " and ".join(f"{row.label} ({row.recipe})" for row in self.rows)
-        return f"These are two kept runs side by side: {names}. They were not timed in turn."
+        apart = f"{why} " if (why := models_apart(self.rows)) else ""
+        return f"These are two kept runs side by side: {names}. {apart}They were not timed in turn."
 
 
 @dataclass(frozen=True)

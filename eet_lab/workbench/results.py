@@ -21,7 +21,7 @@ from eet_lab.workbench.engine_thread import Work
 from eet_lab.workbench.history import History
 from eet_lab.workbench.jobs import BASELINE, Job
 from eet_lab.workbench.memory import MemoryTab
-from eet_lab.workbench.opened import Opened, Setup, SideBySide
+from eet_lab.workbench.opened import Opened, Setup, SideBySide, models_apart
 from eet_lab.workbench.page import Page
 from eet_lab.workbench.rows import KeptRun, Result, Stamp
 from eet_lab.workbench.sheet import Sheet, SheetContent
@@ -30,6 +30,8 @@ from eet_lab.workbench.views import answer
 from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, packed, runs_state
 
 QUESTION = "kept runs"
+LADDERS = 8
+"""So many of the newest ladders are looked at for one of what is on the page."""
 TICKED = 2
 """So many kept runs can be held side by side."""
 
@@ -50,7 +52,7 @@ class Results:
         self._reading = False
         self._partial: Comparison | Ladder | None = None
         self._running = False
-        self._last_ladder: tuple[tuple[str, Stamp], Ladder | None] = ("", (0, 0)), None
+        self._ladders: dict[tuple[str, Stamp], Ladder | None] = {}  # that were opened for what they tell
         self._ticked: list[str] = []
         self._pages = 1
         self._num_files = 0  # that were sent to the page
@@ -193,8 +195,19 @@ class Results:
     def ticked_recipes(self, device: str) -> tuple[Recipe, Recipe]:
         """The recipes of the two ticked runs; ResultError unless there are two."""
         rows = self._two()
+        if why := models_apart(rows):
+            raise ResultError(f"{why} Tick two of one model, and choose that model, to measure both recipes on it.")
         first, second = (_runnable(row.recipe_text, row.name, device) for row in rows)
         return first, second
+
+    def _unfit(self, device: str) -> str:
+        """Why the two ticked runs cannot be measured again; "" where they can, or there are not two."""
+        try:
+            if sum(row.id in self._ticked for row in self.history.rows()) == TICKED:
+                self.ticked_recipes(device)
+        except EETError as error:
+            return str(error)
+        return ""
 
     def against(self) -> str:
         """The label of what Compare holds the selection against."""
@@ -216,41 +229,43 @@ class Results:
         return {"parts": answer.headline(result), "about": answer.about(result)}
 
     def effects(self, prompts: Sequence[str], model: Model | None) -> tuple[dict[str, Effect], str]:
-        """What each technique brought in the ladder that is shown, or in the last one, and which that was.
+        """What each technique brought in the ladder that is shown, or in the last one that fits, and which that was.
 
-        The last one counts only if it was of this model and these prompts: others say nothing of what is on the page.
+        One fits that was of this model, its device and these prompts: others say nothing of what is on the page.
         """
         shown = self.result
         if isinstance(shown, Ladder):
             return effects(shown), "saved in this ladder"
-        own = (row for row in self.history.rows() if row.kind == "ladder" and not row.recorded and not row.problem)
-        row = None if self.opened else next(own, None)
-        last = None if row is None else self._opened_once(row)
-        if row is None or last is None or model is None:
+        if self.opened or model is None:
             return {}, ""
-        of = last.environment.model, last.environment.model_label, last.prompts
-        if of != (model.name, model.label, tuple(prompts)):
-            return {}, ""
-        return effects(last), f"saved in {row.name}"
+        rows = [row for row in self.history.rows() if row.kind == "ladder" and not row.recorded and not row.problem]
+        wanted = model.name, model.label, model.device, tuple(prompts)
+        for row in sorted(rows, key=lambda row: row.date, reverse=True)[:LADDERS]:
+            if (ladder := self._opened_once(row)) is not None and _measured_on(ladder) == wanted:
+                return effects(ladder), f"saved in {row.name}"
+        return {}, ""
 
     def _opened_once(self, row: KeptRun) -> Ladder | None:
         """A kept ladder; None where its file has gone since."""
         key = row.id, row.stamp
-        if self._last_ladder[0] != key:
+        if key not in self._ladders:
             found: Result | None = None
             with suppress(ResultError):
                 found = self.history.open(row.id)[0]
-            self._last_ladder = key, found if isinstance(found, Ladder) else None
-        return self._last_ladder[1]
+            self._ladders[key] = found if isinstance(found, Ladder) else None
+            self._ladders = dict(list(self._ladders.items())[-LADDERS:])
+        return self._ladders[key]
 
-    def show(self, busy: bool) -> None:
-        """Put up the answer and the list of runs."""
+    def show(self, busy: bool, device: str) -> None:
+        """Put up the answer and the list of runs; `device` is the kind of what runs are measured on now."""
         rows = self.history.rows()
         if self.opened is not None:
             self.opened = self.opened.named({row.id: row for row in rows})
         self._sheet.show(self._subject())
         shown = self._shown
-        self._page.runs.show(runs_state(rows, self._ticked, shown, self.history, self.said, busy, self._pages))
+        self._page.runs.show(
+            runs_state(rows, self._ticked, shown, self.history, self.said, busy, self._pages, self._unfit(device))
+        )
 
     @property
     def _shown(self) -> str:
@@ -321,6 +336,12 @@ class Results:
                 f"{len(self._ticked)} runs are ticked, but exactly {TICKED} are needed: tick two in the list of runs."
             )
         return [rows[id] for id in self._ticked]
+
+
+def _measured_on(result: Ladder) -> tuple[str, str, str, tuple[str, ...]]:
+    """Model, whose weights, kind of device, prompts."""
+    where = result.environment
+    return where.model, where.model_label, where.device_kind, tuple(result.prompts)
 
 
 def _runnable(recipe: str, name: str, device: str) -> Recipe:

@@ -42,7 +42,8 @@ SCRIPT = """
 const listeners = {}, sent = (window.sent = []), models = (window.models = {});
 function makeSignal() {
   const slots = new Set();
-  return { connect: (f) => slots.add(f), disconnect: (f) => slots.delete(f), emit: (value) => slots.forEach((f) => f(null, value)) };
+  const emit = (value) => slots.forEach((f) => f(null, value));
+  return { connect: (f) => slots.add(f), disconnect: (f) => slots.delete(f), emit };
 }
 const kernel = (window.kernel = { connectionStatusChanged: makeSignal(), statusChanged: makeSignal() });
 function makeModel(name, state) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from base64 import b64encode
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,11 @@ def test_the_last_ladder_is_opened_once_for_what_it_tells(bench: Workbench, monk
     turn(bench, 30)
     assert "in Ladder 1" in shown(bench, "techniques")["effects_of"] and row(bench, "memory_reuse")["effect"]
     assert len(opened) == 1
+    do(bench, c.Ladder())
+    newer = replace(bench.result, environment=replace(bench.result.environment, model="another"))
+    bench.controller.results.history.add(newer, {})
+    do(bench, c.Run())
+    assert "in Ladder 2" in shown(bench, "techniques")["effects_of"], "not in Ladder 3, which is of another model"
     do(bench, c.EditPrompt(0, "Other words"))
     assert shown(bench, "techniques")["effects_of"] == "" and not row(bench, "memory_reuse")["effect"], "of others"
 
@@ -190,8 +196,28 @@ def test_runs_of_other_prompts_are_said_to_be_of_others(bench: Workbench) -> Non
         do(bench, c.Tick(kept, True))
     do(bench, c.CompareTicked())
     assert shown(bench, "answer")["tiles"][3]["change"]["text"] == "of other prompts"
+    assert shown(bench, "runs")["can_measure"]
     do(bench, c.Delete(kept))
     assert shown(bench, "bar")["banner"]["text"].startswith("CPU mode"), "nothing is said of a run that is gone"
+
+
+def test_runs_of_two_models_are_said_to_be_and_cannot_be_measured_again(bench: Workbench) -> None:
+    do(bench, c.Run())
+    rows = bench.controller.results.history.rows()
+    own, other = (next(row for row in rows if row.writable == mine and row.kind != "ladder") for mine in (True, False))
+    do(bench, c.Tick(own.id, True), c.Tick(other.id, True))
+    listed = shown(bench, "runs")
+    differ = f"The models differ: {own.model} and {other.model}."
+    assert (listed["can_compare"], listed["can_measure"]) == (True, False)
+    assert listed["why_not"].startswith(differ)
+    do(bench, c.CompareTicked())
+    assert {tile["change"]["text"] for tile in shown(bench, "answer")["tiles"]} == {"of other models and prompts"}
+    [table] = shown(bench, "answer")["tables"]
+    assert table["rows"][0] == ["model", own.model, other.model] and "models differ" in table["notes"][0]
+    assert "Measure again" not in " ".join(table["notes"])
+    assert "models differ" in shown(bench, "bar")["banner"]["text"]
+    do(bench, c.MeasureTicked())
+    assert "models differ" in errors(bench), "where it is asked for all the same"
 
 
 def test_one_recipe_twice_is_two_runs(bench: Workbench) -> None:

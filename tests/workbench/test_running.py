@@ -102,8 +102,8 @@ def test_what_was_measured_so_far_stands_while_more_is(bench: Workbench, monkeyp
     seen: list[tuple[str, int]] = []
     inner = bench.controller.results.show
 
-    def look(busy: bool) -> None:
-        inner(busy)
+    def look(busy: bool, device: str) -> None:
+        inner(busy, device)
         state = shown(bench, "answer")
         if state["mode"] == "running" and state["tiles"]:
             seen.append((state["mode"], len(state["tiles"])))
@@ -248,6 +248,20 @@ def test_a_turn_ends_even_if_each_command_asks_for_another(bench: Workbench, mon
     bench.controller.put(c.Stop())
     turn(bench)
     assert asked == [0]
+
+
+def test_what_goes_on_is_said_in_words_and_in_titles(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    clock = bench.controller.status.clock
+    look = lambda *told: (said.append(bench.controller.status.text), type(clock).start(clock))  # noqa: E731
+    monkeypatch.setattr(clock, "start", look)
+    hear = bench.controller.hear
+    monkeypatch.setattr(bench.controller, "hear", lambda e: (hear(e), said.append(bench.controller.status.text)))
+    do(bench, c.PickDtype("bfloat16"), c.Setting("repeats", 1), c.Ladder())
+    assert said[0] == "loading the model GPT2LMHeadModel…" and "preparing the ladder…" in said
+    assert any("all - memory reuse" in text for text in said), said
+    assert any("pre-padding" in text for text in said), said
+    assert not [text for text in said if "_" in text]
 
 
 def test_the_bar_starts_again_when_kernels_have_been_built(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:

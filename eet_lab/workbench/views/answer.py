@@ -263,9 +263,12 @@ def _same(before: Measurement, after: Measurement, found: Parity) -> dict[str, A
     return _tile("Same output?", f"{same:,} / {total:,}", "tokens", change, tip=found.explanation)
 
 
-def tiles_apart(first: Measurement, second: Measurement, same_prompts: bool) -> list[dict[str, Any]]:
-    """The tiles of two runs that were not timed in turn: no change is claimed of times, and none across prompts."""
-    apart = {"text": "not timed in turn" if same_prompts else "of other prompts", "kind": "dim"}
+def tiles_apart(first: Measurement, second: Measurement, of_others: str) -> list[dict[str, Any]]:
+    """The tiles of two runs that were not timed in turn: no change is claimed of times, nor any of what is `of_others`.
+
+    That is "of other prompts" or "of other models", or "".
+    """
+    apart = {"text": of_others or "not timed in turn", "kind": "dim"}
     times = [
         _tile(label, _median(after), "ms", apart, "" if before is None else f"from {brief(before.p50)}")
         for label, before, after in (
@@ -274,9 +277,9 @@ def tiles_apart(first: Measurement, second: Measurement, same_prompts: bool) -> 
         )
     ]
     before, after = first.memory["peak"], second.memory["peak"]
-    changed = memory_change(before, after) if same_prompts else apart
+    changed = apart if of_others else memory_change(before, after)
     memory = _tile("Peak memory", after / MiB, "MiB", changed, f"from {brief(before / MiB)}")
-    if not same_prompts:
+    if of_others:
         return [*times, memory, _tile("Same output?", None, "", apart)]
     same, total = _same_tokens(first, second)
     told = {"text": "identical", "kind": "good"} if same == total else {"text": "not checked", "kind": "dim"}

@@ -22,11 +22,19 @@ MOST_DOWNLOAD_BYTES = 2 * MiB
 
 
 def runs_state(
-    rows: Sequence[KeptRun], ticked: Sequence[str], shown: str, history: History, said: str, busy: bool, pages: int = 1
+    rows: Sequence[KeptRun],
+    ticked: Sequence[str],
+    shown: str,
+    history: History,
+    said: str,
+    busy: bool,
+    pages: int = 1,
+    unfit: str = "",
 ) -> dict[str, Any]:
     """Rows as words; what can be done with those that are ticked, or why nothing can.
 
-    Of the own runs the newest are listed, `pages` of them; recordings always are, and whatever is in use.
+    Of the own runs the newest are listed, `pages` of them; recordings always are, and whatever is in use. `unfit` is
+    why two that are ticked cannot be measured again.
     """
     both = [row for row in rows if row.id in ticked]
     in_use = {*ticked, shown, *(row.id for row in rows if row.pinned or not row.writable)}
@@ -41,8 +49,8 @@ def runs_state(
         ],
         "said": said,
         "can_compare": len(both) == 2,
-        "can_measure": len(both) == 2 and not busy,
-        "why_not": unticked or ("Wait until the present run has ended." if busy else ""),
+        "can_measure": len(both) == 2 and not (busy or unfit),
+        "why_not": unticked or unfit or ("Wait until the present run has ended." if busy else ""),
         "upload_mib": MOST_UPLOAD_BYTES // MiB,
         "folder": str(history.folder),
         "device": devices.pop() if len(devices) == 1 else "",
