@@ -1,16 +1,13 @@
-"""The command line: `eet-lab`, which is also `python -m eet_lab`."""
+"""The command line of `eet-lab`."""
 
 from __future__ import annotations
 
 import argparse
 import errno
 import os
-import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from eet_lab import __version__
 from eet_lab.commands import COMMANDS, streams
@@ -86,13 +83,6 @@ class _Parser(argparse.ArgumentParser):
 
     def _print_message(self, message: str, file: Any = None) -> None:
         print(message, end="", file=file or sys.stderr)
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Ctrl+C before a command's own handler is there: libraries swallow a KeyboardInterrupt while they are imported."""
-    with suppress(Exception):
-        sys.stdout.flush()
-    os._exit(128 + number)
 
 
 class _Guide(argparse.RawDescriptionHelpFormatter):

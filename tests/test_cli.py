@@ -62,6 +62,23 @@ def test_doctor_exit_code(monkeypatch, capsys, tmp_path, status, code):
     assert "type this" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.parametrize("module", ["argparse", "typing", "dataclasses", "json"])
+def test_ctrl_c_ends_the_program_while_it_starts(tmp_path, module):
+    """It takes 0.2 s to import its own commands."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import builtins, os, signal\n"
+        "inner = builtins.__import__\n"
+        "def look(name, *more, **words):\n"
+        f"    if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return inner(name, *more, **words)\n"
+        "builtins.__import__ = look\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(cli.__file__).parents[1])])}
+    script = "import re, sys; from eet_lab.__main__ import main; sys.exit(main())"  # as pip writes it
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.parametrize("swallow", [False, True])
 def test_ctrl_c_ends_a_command_whatever_it_is_importing(tmp_path, swallow):
     """Libraries catch what their own imports raise, KeyboardInterrupt with it: torch did so in 4 of 18 tries."""
