@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
+from eet_lab.technique import listed
+from eet_lab.workbench.choices import State
+from eet_lab.workbench.views.chosen import techniques_state
 from workbench import page_states
 from workbench.page_harness import Open, sent, show
 
@@ -122,3 +126,32 @@ def test_what_a_row_opens_stands_below_it(opened: Open, width: int, large: bool)
     page.keyboard.press("Escape")
     assert page.locator(".eet-run-more").count() == 0 and sent(page) == []
     assert page.evaluate("document.activeElement.textContent") == "…"
+
+
+CUT_LINES = """() => {
+  const card = document.querySelector(".eet-tech-card"), box = card.getBoundingClientRect(), cut = [];
+  const texts = document.createTreeWalker(card, NodeFilter.SHOW_TEXT), range = document.createRange();
+  for (let text; (text = texts.nextNode());) {
+    if (text.parentNode.closest("details") && !text.parentNode.closest("summary")) continue;
+    range.selectNodeContents(text);
+    for (const line of range.getClientRects())
+      if (line.left < box.right && line.top < box.bottom && line.bottom > box.bottom) cut.push(text.data.slice(0, 30));
+  }
+  return cut;
+}"""
+"""Texts of which a line stands partly below the card's edge."""
+
+
+def test_a_card_that_is_closed_cuts_no_line(opened: Open) -> None:
+    page, state = opened(page_states.compared()), State(device="cpu")
+    for width, large in ((466, False), (1406, False), (1406, True), (2526, False)):
+        page.set_viewport_size({"width": width, "height": 786})
+        page.evaluate("on => document.querySelector('.eet-bench').classList.toggle('eet-large', on)", large)
+        for name in listed():
+            show(page, {"techniques": techniques_state(state, name, {}, "", "all", read_only=False)})
+            assert page.evaluate(CUT_LINES) == [], (width, large, name)
+    show(page, {"techniques": techniques_state(state, "memory_reuse", {}, "", "all", read_only=False)})
+    page.set_viewport_size({"width": 1406, "height": 786})
+    page.locator(".eet-tech-card select").last.focus()
+    expect(page.locator(".eet-tech-card.eet-open")).to_be_visible()
+    assert page.evaluate("document.querySelector('.eet-tech-card').scrollLeft") == 0

@@ -20,9 +20,11 @@ function open(on, ui) {
   ui.redraw();
 }
 
+// The card opens where the focus comes to it, since a control may stand where the closed one shows nothing.
 // The open card goes when the focus goes elsewhere, as a menu does, and when a key is pressed that starts something.
 function closing(bench, ui) {
   ui.el.addEventListener("focusout", ({ relatedTarget }) => ui.local.open && !ui.el.contains(relatedTarget) && open(false, ui));
+  ui.el.addEventListener("focusin", ({ target }) => !ui.local.open && target.closest(".eet-tech-card") && open(true, ui));
   ui.el.addEventListener("keydown", (event) => {
     if (!ui.local.open || !CLOSES.has(event.key) || event.target.closest("input")) return;
     open(false, ui);
