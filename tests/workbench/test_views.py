@@ -287,6 +287,8 @@ def test_a_file_that_is_exported_is_saved_by_the_browser_once(opened: Open) -> N
 
 def test_runs_cannot_be_measured_while_something_runs(opened: Open) -> None:
     states = page_states.laddered()
+    assert "cannot run here" in states["runs"]["why_not"], "those are of a GPU"
+    states["runs"] |= {"can_measure": True, "why_not": ""}
     page = opened(states)
     page.click("text=Measure again")
     show(page, {"runs": states["runs"] | {"can_measure": False}})

@@ -20,11 +20,12 @@ function open(on, ui) {
   ui.redraw();
 }
 
-// The card opens where the focus comes to it, since a control may stand where the closed one shows nothing.
+// The card opens where the keyboard comes to it, since a control may stand where the closed one shows nothing; for the
+// mouse a click opens it, or what is pressed would move away below it.
 // The open card goes when the focus goes elsewhere, as a menu does, and when a key is pressed that starts something.
 function closing(bench, ui) {
   ui.el.addEventListener("focusout", ({ relatedTarget }) => ui.local.open && !ui.el.contains(relatedTarget) && open(false, ui));
-  ui.el.addEventListener("focusin", ({ target }) => !ui.local.open && target.closest(".eet-tech-card") && open(true, ui));
+  ui.el.addEventListener("focusin", ({ target }) => !ui.local.open && target.matches(".eet-tech-card:focus-visible, .eet-tech-card :focus-visible") && open(true, ui));
   ui.el.addEventListener("keydown", (event) => {
     if (!ui.local.open || !CLOSES.has(event.key) || event.target.closest("input")) return;
     open(false, ui);
@@ -101,9 +102,9 @@ function card(s, ui) {
       c.source && h("pre", { class: "eet-source", key: "source" }, c.source)));
 }
 
-// What a fold opens stands below the card's edge: the fold goes to its top.
+// What a fold opens stands below the card's edge: the fold goes to its top, once the card is open too.
 function bringUp({ target }) {
-  if (target.open) target.parentNode.scrollTop = target.offsetTop - 8;
+  if (target.open) setTimeout(() => { target.parentNode.scrollTop = target.offsetTop - 8; });
 }
 
 // A page to go to, never a script to run.
