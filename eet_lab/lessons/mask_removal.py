@@ -185,7 +185,8 @@ def _saved_figure(bars: Mapping[str, float]) -> go.Figure:
     )  # fmt: skip
     fig.add_vline(x=0, line={"color": theme.INK})
     low = min(bars.values())  # a label stands left of what got slower
-    fig.update_xaxes(title="% of scores, % of time", range=[low - 12 if low < 0 else 0, 108])
+    units = "% of scores, % of time" if any(name.startswith("scores") for name in bars) else "% of time"
+    fig.update_xaxes(title=units, range=[low - 12 if low < 0 else 0, 108])
     return fig.update_yaxes(autorange="reversed")
 
 
