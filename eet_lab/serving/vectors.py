@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from eet_lab.errors import EETError
 from eet_lab.parts.passes import Readable, Text
 from eet_lab.serving.bodies import EmbeddingBody, TextsBody, parsed
 from eet_lab.serving.completions import token_lists
-from eet_lab.serving.errors import bad, of_engine
+from eet_lab.serving.errors import ApiError, bad, of_engine
 from eet_lab.serving.forms import usage_of
 from eet_lab.serving.gate import before, read_body
 from eet_lab.serving.reader import Reading
@@ -29,6 +30,8 @@ from eet_lab.serving.service import LocalFront
 from eet_lab.words import told
 
 MOST_TEXTS = 2048
+GIVEN_UP = (499, 504)
+"""The client has left, or the server waits no more: others failed."""
 
 
 async def embed(front: LocalFront, request: Request) -> Response:
@@ -136,13 +139,25 @@ def _cut(text: Text, most: int) -> Text:
 
 
 async def _read(front: LocalFront, request: Request, texts: Sequence[Readable], task: TextTask) -> Tensor:
-    """What the task makes of each text, once it is their turn."""
+    """What the task makes of each text, once it is their turn. Each counts as one of vLLM's requests."""
     assert front.reader is not None
-    ticket = request.state.ticket
-    ticket.count(1, sum(len(text.ids) for text in texts))
+    ticket, metrics = request.state.ticket, front.metrics
+    lengths = [len(text.ids) for text in texts]
+    ticket.count(1, sum(lengths))
     reading = Reading(texts, task, asyncio.get_running_loop().create_future())
     front.reader.join(reading)
-    return await before(ticket.since + front.options.request_s, reading.result, request.receive)
+    try:
+        values = await before(ticket.since + front.options.request_s, reading.result, request.receive)
+    except ApiError as error:
+        metrics.finished["abort" if error.status in GIVEN_UP else "error"] += len(texts)
+        raise
+    whole_s = time.perf_counter() - ticket.since
+    metrics.finished["stop"] += len(texts)
+    for length in lengths:
+        metrics.prompt_tokens += length
+        metrics.prompt_lengths.observe(length)
+        metrics.whole_s.observe(whole_s)
+    return values
 
 
 def _written(vector: np.ndarray, encoding: str) -> Any:

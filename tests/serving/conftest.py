@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import openai
 import pytest
 
@@ -146,3 +147,9 @@ def slowed(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
         return step()
 
     monkeypatch.setattr(generator.engine, "step", slow)
+
+
+def numbers(served: Any) -> dict[str, float]:
+    """All that /metrics tells."""
+    lines = httpx.get(f"{served.url}/metrics").text.splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}

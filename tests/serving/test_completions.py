@@ -10,7 +10,7 @@ import pytest
 
 import eet_lab
 
-from .conftest import PAGED, PROMPT
+from .conftest import PAGED, PROMPT, numbers
 
 
 @pytest.fixture(scope="module")
@@ -132,12 +132,6 @@ def test_models_and_health(client, served):
     with pytest.raises(openai.NotFoundError, match="no model 'other'"):
         client.models.retrieve("other")
     assert httpx.get(f"{served.url}/health").json()["status"] == "ok"
-
-
-def numbers(served) -> dict[str, float]:
-    """All that /metrics tells."""
-    lines = httpx.get(f"{served.url}/metrics").text.splitlines()
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
 
 @pytest.mark.parametrize(("prompt", "n", "sequences"), [(PROMPT, 1, 1), ([PROMPT, PROMPT], 3, 6)])

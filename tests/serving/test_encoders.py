@@ -20,7 +20,7 @@ import eet_lab
 from eet_lab.errors import SetupError
 from eet_lab.models import load
 
-from .conftest import Raw, eventually
+from .conftest import Raw, eventually, numbers
 
 PLAIN = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11"]
@@ -201,6 +201,18 @@ def test_a_reader_that_fails(post, served, reader, monkeypatch):
     assert post("/v1/embeddings", {"input": "w1"}).status_code == 200 and reader.engine is not engine
 
 
+def test_each_text_counts_as_one_of_vllms_requests(client, served):
+    before = numbers(served)
+    client.embeddings.create(model="bert", input=TEXTS)
+    after = numbers(served)
+    grown = {name: after[name] - before.get(name, 0) for name in after}
+    label = '{model_name="bert"}'
+    assert grown['vllm:request_success_total{finished_reason="stop",model_name="bert"}'] == 3
+    assert grown[f"vllm:prompt_tokens_total{label}"] == grown[f"vllm:request_prompt_tokens_sum{label}"] == 17
+    assert grown[f"vllm:e2e_request_latency_seconds_count{label}"] == 3
+    assert grown[f"vllm:time_to_first_token_seconds_count{label}"] == 0, "it has no tokens to come first"
+
+
 def test_a_client_that_leaves_is_not_read(served, reader, monkeypatch):
     monkeypatch.setattr(reader, "join", lambda reading: None)
     raw = Raw(served.url).post("/v1/embeddings", {"input": "w1"})
@@ -208,3 +220,4 @@ def test_a_client_that_leaves_is_not_read(served, reader, monkeypatch):
     eventually(lambda: admission.num_inside == 1)
     raw.close()
     eventually(lambda: admission.num_inside == 0)
+    assert numbers(served)['vllm:request_success_total{finished_reason="abort",model_name="bert"}'] == 1
