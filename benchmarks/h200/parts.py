@@ -72,6 +72,7 @@ SMALL_TRAINED_OPS = (
 )
 SDPA = "hf-sdpa"
 BOTH = (SDPA, "hf-compile")
+TRAIN_PEERS = ("hf-eager", *BOTH, "hf-reduce-overhead", "hf-max-autotune")
 ENDS = ("baseline", "all")
 COMPILED = ("hf-static-compile", "torch-cuda-graphs", "torch-compile")
 
@@ -282,16 +283,14 @@ PARTS: dict[str, Part] = {
     "accuracy-demo": Part(
         20, accuracy_of("accuracy:demo/b16/p64/n64", "all", "all,-persistent_layers", "all,int8_weights")
     ),
-    "train-gpt2": Part(
-        220, trained(with_dropout("gpt2/b8/s1024", ("hf-eager", *BOTH, "hf-max-autotune"), BOTH), *ENDS)
-    ),
-    "train-gpt2-b64": Part(90, trained({"train:gpt2/b64/s1024": ("hf-compile",)}, "all")),
-    "train-bert": Part(110, trained(with_dropout("bert-base/b32/s128", BOTH, BOTH), *ENDS)),
+    "train-gpt2": Part(260, trained(with_dropout("gpt2/b8/s1024", TRAIN_PEERS, BOTH), *ENDS)),
+    "train-gpt2-b64": Part(110, trained({"train:gpt2/b64/s1024": BOTH}, "all")),
+    "train-bert": Part(200, trained(with_dropout("bert-base/b32/s128", TRAIN_PEERS, BOTH), *ENDS)),
     # Like MRPC, whose sentences have 53 tokens on average.
     "train-bert-ragged": Part(60, trained({"train:bert-base/b32/s5-101": BOTH}, *ENDS)),
-    "train-vit": Part(70, trained(with_dropout("vit-b-32/b128", BOTH, (SDPA,)), *ENDS)),
-    "train-big": Part(90, trained(with_dropout("transformer-big/b8/s64", BOTH, (SDPA,)), *ENDS)),
-    "train-base": Part(90, trained(with_dropout("transformer-base/b64/s64", BOTH, (SDPA,)), *ENDS)),
+    "train-vit": Part(90, trained(with_dropout("vit-b-32/b128", BOTH, BOTH), *ENDS)),
+    "train-big": Part(130, trained(with_dropout("transformer-big/b8/s64", BOTH, BOTH), *ENDS)),
+    "train-base": Part(130, trained(with_dropout("transformer-base/b64/s64", BOTH, BOTH), *ENDS)),
     "train-ops": Part(180, ops(*TRAINED_OPS, smoke=SMALL_TRAINED_OPS, dtype="bfloat16")),
     "sweep-l16": Part(60, benchmarked("l16-h1024/b4/p128/n896", "l16-h1024/b4/p896/n128", peers=COMPILED)),
     "ops-decode-b1": Part(8, ops("op:decode_attention/b1/kv1024/h25/d64")),
