@@ -16,7 +16,7 @@ import seq2seqs
 import test_vision
 import torch
 
-from eet_lab.bench import peers, training
+from eet_lab.bench import peers, train_compare, training
 from eet_lab.bench.cost import train_flops
 from eet_lab.bench.rows import append, markdown, read
 from eet_lab.bench.timing import LeftOut
@@ -24,7 +24,8 @@ from eet_lab.bench.train_compare import compare_training, ladder_training
 from eet_lab.bench.training import train_all
 from eet_lab.bench.workloads import TrainBatch, parse
 from eet_lab.commands.bench_tables import train_table
-from eet_lab.errors import Cancelled, ModelError, PromptError, RecipeError
+from eet_lab.errors import Cancelled, ModelError, OutOfMemory, PromptError, RecipeError
+from eet_lab.figures import plot
 from eet_lab.models.config import PRESETS
 from eet_lab.training import Rows
 from eet_lab.training.step import Work
@@ -163,7 +164,7 @@ def test_two_recipes_take_the_same_steps_in_turn():
         compare_training(model, rows, "memory_reuse", **how)
 
 
-def test_a_ladder_of_training_credits_each_technique_and_stops_with_what_it_has():
+def test_a_ladder_of_training_credits_each_technique_and_stops_with_what_it_has(monkeypatch):
     rows, partial, model = Rows(list(range(5, 95)), 9), [], families.ours("gpt2")
     recipe, stop = "pre_padding,mask_removal,packed_prefill", threading.Event()
     found = ladder_training(model, rows, recipe, batch_rows=2, repeats=6, on_partial=partial.append)
@@ -186,3 +187,12 @@ def test_a_ladder_of_training_credits_each_technique_and_stops_with_what_it_has(
         ladder_training(model, rows, recipe, batch_rows=2, cancel=stop)
     with pytest.raises(RecipeError, match="needs a technique at least"):
         ladder_training(model, rows, "")
+    figure = plot(found)
+    assert list(figure.layout.yaxis.ticktext)[1:4] == [rung.title for rung in found.rungs]
+
+    def full(*given, **how):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(train_compare, "Trainer", full)
+    with pytest.raises(OutOfMemory, match="what a recipe trains could not be allocated.*ladder fewer techniques"):
+        ladder_training(model, rows, recipe)

@@ -20,7 +20,7 @@ from eet_lab.bench.paired import Change
 from eet_lab.bench.profiler_trace import PHASE, read_steps
 from eet_lab.bench.timeline import Timelines, decode, encode, write_trace
 from eet_lab.bench.timeline_steps import PHASES
-from eet_lab.errors import Cancelled
+from eet_lab.errors import Cancelled, PromptError
 from eet_lab.figures import fusion as drawn
 from eet_lab.figures.timeline import short_caption
 from eet_lab.ops import native
@@ -49,6 +49,14 @@ def test_each_technique_changes_the_phases_that_it_is_for(mapped):
     assert flat.work["update"].launches < packed.work["update"].launches / 4
     frame = mapped.to_frame()
     assert frame.loc[("flat_optimizer", "update"), "launches"] == flat.work["update"].launches
+
+
+def test_steps_are_timed_until_enough_is_known():
+    found = fusion_map(families.ours("gpt2"), BATCH, "pre_padding", budget_s=0)
+    _, padded = found.rungs
+    assert {*padded.changes} == {*PHASES, "step"} and {each.num_pairs for each in padded.changes.values()} <= {6, 8}
+    with pytest.raises(PromptError, match="budget_s is -1"):
+        fusion_map(families.ours("gpt2"), BATCH, budget_s=-1)
 
 
 def test_bytes_of_a_product_are_its_inputs_and_its_output():

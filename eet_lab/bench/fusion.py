@@ -85,7 +85,8 @@ class FusionRung:
 
     def gain(self, before: FusionRung) -> Gain | None:
         """What came with the technique; None where no phase can be told to be faster."""
-        faster = [each for each in PHASES if each in self.changes and self.changes[each].verdict == "better"]
+        known = {phase: change for phase in PHASES if (change := self.changes.get(phase)) is not None}
+        faster = [phase for phase, change in known.items() if change.is_told and change.verdict == "better"]
         if not faster:
             return None
         phase = max(faster, key=lambda each: before.work[each].ms - self.work[each].ms)
@@ -132,7 +133,7 @@ def fusion_map(
 
     Phases are those of passes that are launched one by one, and the step's milliseconds those of the recipe as it is.
     Steps of all are timed in turn, `repeats` of each; None: until what a technique changes is known well, or `budget_s`
-    (default: two seconds a technique) are spent. `plot(result, "fusion")` draws it.
+    (default: two seconds a recipe) are spent. `plot(result, "fusion")` draws it.
     Errors: RecipeError, PromptError, ModelError, TrainingError, OutOfMemory, Cancelled, and MonitorError where another
     profiler is at work.
     """
@@ -165,7 +166,7 @@ def fusion_map(
 
 
 def _changes(steps: Sequence[Series[Any]], phases: Sequence[Series[Any]]) -> list[dict[str, Change]]:
-    """What each recipe but the first changes of the one before it; phases share one `LEVEL`."""
+    """What each recipe but the first changes of the one before. Phases are details: they share one `LEVEL`."""
     found = []
     for (step, phase), (next_step, next_phase) in pairwise(zip(steps, phases, strict=True)):
         changes = {STEP: Change.of(step.runs, next_step.runs)}

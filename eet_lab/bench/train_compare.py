@@ -19,6 +19,7 @@ from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Series, Tally, check_bud
 from eet_lab.errors import Cancelled, RecipeError
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_any_device
+from eet_lab.ops.oom import memory_for
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe, known
 from eet_lab.texts import RecipeLike, as_recipe
@@ -127,14 +128,14 @@ def compare_training(
     check_budget(budget_s)
     recipes = [as_recipe(each, model.device, model.config.in_training) for each in (baseline, recipe)]
     sides = [_Side(model, each, rows, batch_rows, task, settings, cancel) for each in recipes]
-    pair = sides[0], sides[1]
+    pair, where = (sides[0], sides[1]), environment(model)
 
     def tell() -> None:
         if on_partial is not None:
-            on_partial(_compared(model, *pair))
+            on_partial(_compared(where, *pair))
 
     _take_steps(sides, Rounds(repeats, budget_s, lambda: _changes([pair])), progress, cancel, tell)
-    return _compared(model, *pair)
+    return _compared(where, *pair)
 
 
 @on_any_device
@@ -169,15 +170,16 @@ def ladder_training(
     up, down = rungs_up(full), rungs_down(full)
     recipes = {str(each): each for _, _, each in (*up, *down)}
     sides = {name: _Side(model, each, rows, batch_rows, task, settings, cancel) for name, each in recipes.items()}
+    where = environment(model)
     none, *rungs = [sides[str(each)] for _, _, each in up]
     pairs = [*pairwise((none, *rungs)), *((rungs[-1], sides[str(each)]) for _, _, each in down)]
 
     def found(partial: bool = False) -> TrainLadder:
         climbed = [
-            TrainRung(name, known(name).title, along, _compared(model, *pair))
+            TrainRung(name, known(name).title, along, _compared(where, *pair))
             for (name, along, _), pair in zip((*up[1:], *down), pairs, strict=True)
         ]
-        whole = _compared(model, none, rungs[-1])
+        whole = _compared(where, none, rungs[-1])
         return TrainLadder(str(full), whole, tuple(climbed[: len(rungs)]), tuple(climbed[len(rungs) :]), partial)
 
     def tell() -> None:
@@ -195,6 +197,7 @@ def ladder_training(
     return found()
 
 
+REMEDY = "Each recipe trains a copy of the model beside the others: ladder fewer techniques, or compare two recipes."
 WARM = 2
 """Steps before those that are timed: the optimizer's state is made in the first."""
 
@@ -209,8 +212,10 @@ class _Side:
         timing.check(cancel)
         self._on_gpu, self._rows, self._batch_rows, self._cancel = model.device == "cuda", rows, batch_rows, cancel
         before = self._allocated()
-        self._trainer = Trainer(model.network, recipe.parts, task=task, settings=settings)
+        with memory_for("what a recipe trains", remedy=REMEDY):
+            self._trainer = Trainer(model.network, recipe.parts, task=task, settings=settings)
         self._recipe, self._held, self._peak = str(recipe), self._allocated() - before, 0
+        self.dtype = model.network.dtype
         self.warming, self.series = Series(self._recipe, self._step), Series(self._recipe, self._step)
 
     def _step(self) -> Step:
@@ -260,12 +265,12 @@ def _changes(pairs: Sequence[Pair]) -> list[Change]:
     return [found for pair in pairs if (found := _change(*pair))]
 
 
-def _compared(model: Model, before: _Side, after: _Side) -> TrainComparison:
+def _compared(where: Environment, before: _Side, after: _Side) -> TrainComparison:
     """What is known of two by now, over the steps that both took."""
     num = min(each.num_steps for each in (before, after))
     one, other = (each.trained(num) for each in (before, after))
     error = largest(abs(b / a - 1) for a, b in zip(one.losses, other.losses, strict=True))
-    return TrainComparison(environment(model), one, other, _change(before, after), error, BUDGETS[model.network.dtype])
+    return TrainComparison(where, one, other, _change(before, after), error, BUDGETS[before.dtype])
 
 
 def _take_steps(

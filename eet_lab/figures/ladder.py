@@ -135,13 +135,13 @@ def waterfall(result: Ladder, log: bool | None = None) -> go.Figure:
     return _falling(title, titles(result.rungs), levels, steps, _explained(result, steps), rule, log)
 
 
-def training_waterfall(found: TrainLadder) -> go.Figure:
-    """What each technique takes away of a step of training, from none to all. The steps add up."""
+def training_waterfall(found: TrainLadder, log: bool | None = None) -> go.Figure:
+    """What each technique takes away of a step of training, from none to all. The steps add up. `log` is as above."""
     changes = [rung.found.change for rung in found.rungs if rung.found.change is not None]
     levels = [*(change.before for change in changes[:1]), *(change.after for change in changes)]
     steps = [OwnTime.of_pairs(each, was, now - was) for each, (was, now) in zip(changes, pairwise(levels), strict=True)]
     names = ["no technique", *(rung.title for rung in found.rungs)]
-    return _falling("Who saves what of a step", names, levels, steps, {}, _rule(steps, len(found.whole.baseline.steps)))
+    return _falling("Who saves what: a training step", names, levels, steps, {}, _rule(steps), log)
 
 
 def _falling(
@@ -316,7 +316,7 @@ def _in_the_end(step: OwnTime) -> str:
     return f"{without} {'slower without it, so there it pays' if step.verdict == 'worse' else 'faster without it'}"
 
 
-def _rule(steps: Sequence[OwnTime], num_repeats: int) -> str:
+def _rule(steps: Sequence[OwnTime], num_repeats: int = 0) -> str:
     """By what rule a step is told from noise."""
     if not steps:
         return ""

@@ -60,7 +60,7 @@ GRID_AXES = {key: {"ticks": "", "title": {"standoff": 15}, "zerolinewidth": 2} f
 
 
 def figure(title: str = "", *, height: int = 340, **layout: Any) -> Figure:
-    """An empty figure in the house style, legible on a light and on a dark page, from 260 px of height on.
+    """An empty figure in the house style, legible on a light and on a dark page.
 
     A title too long for a window 500 px wide goes on over lines, which make the figure higher.
     """

@@ -189,8 +189,8 @@ def _summed_up(doc: str) -> tuple[str, str]:
     first, _, more = doc.partition("\n")
     if more.strip() and more[0] != "\n" and first[-1] not in ".:;?!":
         paragraph, _, more = doc.partition("\n\n")
-        first, stop, left = " ".join(paragraph.split()).partition(". ")
-        first, more = first + stop.strip(), f"{textwrap.fill(left, 100)}\n\n{more}"
+        first, *left = re.split(r"(?<=\.) (?=[A-Z`])", " ".join(paragraph.split()), maxsplit=1)
+        more = f"{textwrap.fill(''.join(left), 100)}\n\n{more}"
     return first, more.strip()
 
 

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import ipywidgets as W
 
 from eet_lab.errors import Cancelled, EETError, did_you_mean
-from eet_lab.figures.script import all_widgets
 from eet_lab.workbench.threads import Answer, Background, UiThread, drained
 
 STOP = "stop"
@@ -42,11 +41,6 @@ class ActionPage:
         """What goes on."""
         if self.status.value != (said := said_words(words)):
             self.status.value = said
-
-    def close(self) -> None:
-        """Take everything off the page."""
-        for widget in all_widgets(self.box):
-            widget.close()
 
 
 class ActionController:

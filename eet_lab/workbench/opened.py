@@ -27,9 +27,12 @@ HOW = f"{NOT_IN_TURN} Measure again times both recipes in turn, here and now."
 
 
 def models_apart(rows: Sequence[KeptRun]) -> str:
-    """That runs are of several models, in words; "" where they are of one."""
-    models = list(dict.fromkeys(row.model for row in rows))
-    return f"The models differ: {' and '.join(models)}." if len(models) > 1 else ""
+    """That runs are of several models, or of several weights of one, in words; "" where they are of one."""
+    for what in ("model", "weights"):
+        found = list(dict.fromkeys(value for row in rows if (value := getattr(row, what))))
+        if len(found) > 1:
+            return f"The {what.rstrip('s')}s differ: {' and '.join(found)}."
+    return ""
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,8 @@ class SideBySide:
         first, second = (end(result) for result in results)
         if first is None or second is None:
             raise ResultError("One of these runs was stopped before anything was measured. Tick two others.")
-        one, other = ((r.environment.model, r.environment.model_label, r.prompts) for r in results)
-        differ = ["models"] * (one[:2] != other[:2]) + ["prompts"] * (one[2] != other[2])
+        one, other = (result.prompts for result in results)
+        differ = ["models"] * bool(models_apart(rows)) + ["prompts"] * (one != other)
         return cls(rows, (first, second), f"of other {' and '.join(differ)}" if differ else "")
 
     def table(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from eet_lab.errors import EETError, RecipeError, ResultError
 from eet_lab.figures.ladder import Effect, effects
 from eet_lab.models import Model
 from eet_lab.technique import Recipe
-from eet_lab.words import sized
+from eet_lab.words import sized, visible
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.engine_thread import Work
 from eet_lab.workbench.history import History
@@ -239,6 +239,7 @@ class Results:
         if self.opened or model is None:
             return {}, ""
         rows = [row for row in self.history.rows() if row.kind == "ladder" and not row.recorded and not row.problem]
+        rows = [row for row in rows if row.weights in ("", visible(model.label))]
         wanted = model.name, model.label, model.device, tuple(prompts)
         for row in sorted(rows, key=lambda row: row.date, reverse=True)[:LADDERS]:
             if (ladder := self._opened_once(row)) is not None and _measured_on(ladder) == wanted:

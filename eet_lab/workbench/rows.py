@@ -34,11 +34,14 @@ Stamp = tuple[int, int]
 
 @dataclass(frozen=True)
 class Summary:
-    """What follows from a run's file. Times are ms; what is not known is None. `problem`: why it cannot be opened."""
+    """What follows from a run's file. Times are ms; what is not known is None. `weights` is the model's label, which
+    tells a checkpoint from random weights; "" in rows kept before. `problem`: why it cannot be opened.
+    """
 
     kind: Name = ""
     name: Name = ""
     model: Name = ""
+    weights: Name = ""
     device: Name = ""
     recipe: Name = ""
     recipe_text: Name = ""
@@ -65,6 +68,7 @@ class Summary:
             kind=KINDS[type(result)],
             name=", ".join([visible(model), counted(len(result.prompts), "prompt"), *where]),
             model=visible(model),
+            weights=visible(environment.model_label),
             device=visible(environment.device),
             recipe=visible(label if against == "baseline" else f"{label} against {against}"),
             recipe_text=done,

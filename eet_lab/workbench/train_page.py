@@ -179,13 +179,16 @@ class TrainPage(ActionPage):
         told = f"<b>{escape(headline(run, num_steps) + reached)}</b> {self._where}"
         self.headline.value = f'<div class="eet-note eet-{kind}">{told}</div>'
 
-    def show_comparison(self, found: Compared) -> None:
-        """Two recipes side by side, or a ladder, as far as they came."""
+    def show_comparison(self, found: Compared, is_last: bool) -> None:
+        """Two recipes side by side, or a ladder, as far as they came. The figure comes last: to draw it would take time
+        from the steps that are timed.
+        """
         if isinstance(found, TrainComparison):
             self.comparison.value = comparison_table(found, self._where)
             return
         self.comparison.value = ladder_table(found, self._where)
-        self.figure.show(training_waterfall(found))
+        if is_last:
+            self.figure.show(training_waterfall(found))
 
 
 def headline(run: TrainRun, num_steps: int) -> str:
@@ -232,10 +235,11 @@ def ladder_table(found: TrainLadder, where: str) -> str:
     none, change = found.whole.baseline, found.whole.change
     on_gpu = none.peak_bytes is not None
     first = [brief(change.before) if change else "–", "", *[amount(none.peak_bytes or 0)] * on_gpu, ""]
-    rows = [["no technique", *first], *map(_rung, found.rungs)]
-    rows += [_rung(rung, without=True) for rung in found.left_out]
-    head = ("", "ms a step", "change", *["peak memory"] * on_gpu, "same loss curve?")
-    return theme.table(head, rows, f"<div>All of them beside none:</div>{_told(found.whole, where)}")
+    told = ("ms a step", "change", *["peak memory"] * on_gpu, "same loss curve?")
+    added = theme.table(("added one by one", *told), [["no technique", *first], *map(_rung, found.rungs)])
+    left_out = [_rung(rung, without=True) for rung in found.left_out]
+    whole = f"<div>All of them beside none:</div>{_told(found.whole, where)}"
+    return added + (theme.table(("all of them but", *told), left_out, whole) if left_out else whole)
 
 
 def _rung(rung: TrainRung, without: bool = False) -> list[str]:
@@ -244,7 +248,7 @@ def _rung(rung: TrainRung, without: bool = False) -> list[str]:
     name = " and ".join([rung.title, *along])
     times = ["–", "–"] if found.change is None else [brief(found.change.after), found.change.words("ms")]
     peak = found.selection.peak_bytes
-    return [f"{'without' if without else '+'} {name}", *times, *([] if peak is None else [amount(peak)]), found.verdict]
+    return [name if without else f"+ {name}", *times, *([] if peak is None else [amount(peak)]), found.verdict]
 
 
 def _cells(side: TrainedSide, ms: float | None) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from eet_lab.bench.train_compare import TrainComparison, TrainLadder
 from eet_lab.errors import TrainingError
+from eet_lab.labels import with_labels
 from eet_lab.models import Model, load
 from eet_lab.technique import Recipe, everything
 from eet_lab.training import TrainRun
@@ -47,7 +48,7 @@ class TrainController(ActionController):
         super().tick()
         self.page.live.push(drained(self._looks))
         for found in drained(self._partial)[-1:]:
-            self._put_comparison(found)
+            self._put_comparison(found, is_last=False)
         self.page.offer_resume(self.page.asked().has_checkpoint, self.busy)
 
     def take(self, answer: Answer) -> None:
@@ -80,7 +81,7 @@ class TrainController(ActionController):
 
     def _show(self, action: str, asked: TrainAsked, value: Any) -> None:
         if isinstance(value, TrainComparison | TrainLadder):
-            self._put_comparison(value)
+            self._put_comparison(value, is_last=True)
             stopped = isinstance(value, TrainLadder) and value.partial
             self.page.tell("Stopped." if stopped else "Done.")
         else:
@@ -88,9 +89,12 @@ class TrainController(ActionController):
             self.page.show_run(value.run, asked.steps, value.mfu)
             self.page.tell(self._kept() or "Done.")
 
-    def _put_comparison(self, found: Compared) -> None:
+    def _put_comparison(self, found: Compared, is_last: bool) -> None:
         self.compared = found
-        self.page.show_comparison(found)
+        self.page.show_comparison(found, is_last)
+
+    def progress(self, done: int, total: int, what: str = "") -> None:
+        super().progress(done, total, with_labels(what, self.model.device))
 
     def _kept(self) -> str:
         asked = self.page.asked()

@@ -16,6 +16,7 @@ from eet_lab.errors import PromptError, RecipeError
 from eet_lab.figures import theme
 from eet_lab.figures.batch_steps import NEW, PAD, READ, UNUSED, token_matrix
 from eet_lab.figures.live import StripChart, TokenStream
+from eet_lab.figures.script import all_widgets
 from eet_lab.models.transcript import Transcript
 from eet_lab.progress import Clock
 from eet_lab.technique import Recipe
@@ -221,7 +222,8 @@ def test_a_pages_state_holds_every_script_once_and_all_of_it_is_closed(made: lis
     states = [widget.get_state() for widget in drawn]
     scripts = [str(state[key]) for state in states for key in ("_esm", "source") if len(state.get(key, "")) > 1200]
     assert len(drawn) > 10 and len(scripts) == len(set(scripts)) > 5
-    page.close()
+    for widget in all_widgets(page.box):
+        widget.close()
     assert [widget for widget in drawn if widget.comm is not None] == []
 
 
