@@ -15,6 +15,7 @@ from eet_lab.figures.results import runs
 from eet_lab.workbench import Workbench, history
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.history import History
+from eet_lab.workbench.opened import models_apart
 from eet_lab.workbench.rows import KeptRun, file_stem
 from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, SHOWN, runs_state
 from workbench.driving import do, enabled, errors, full, read_all, row, shown, status, turn, turn_until
@@ -218,6 +219,9 @@ def test_runs_of_two_models_are_said_to_be_and_cannot_be_measured_again(bench: W
     assert "models differ" in shown(bench, "bar")["banner"]["text"]
     do(bench, c.MeasureTicked())
     assert "models differ" in errors(bench), "where it is asked for all the same"
+    weights = own.weights, "other weights"
+    assert models_apart([own, replace(own, weights=weights[1])]) == f"The weights differ: {' and '.join(weights)}."
+    assert models_apart([own, replace(own, weights="")]) == "", "a row of before says nothing of them"
 
 
 def test_one_recipe_twice_is_two_runs(bench: Workbench) -> None:
