@@ -37,7 +37,8 @@ class Gate:
     """An ASGI app in front of another.
 
     It leaves in the scope's state the `request_id`, which is the client's x-request-id where it sent a fine one, and
-    the `ticket` of whoever asks the model for something.
+    the `ticket` of whoever asks the model for something. Where a protocol has answered in the app's place, and counted
+    that, it has set `is_refused` there.
     """
 
     def __init__(self, app: App, options: Options, admission: Admission, metrics: Metrics) -> None:
@@ -57,7 +58,7 @@ class Gate:
             if message["type"] == "http.response.start":
                 has_begun = True
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-                if message["status"] >= 400:
+                if message["status"] >= 400 and not state.get("is_refused"):
                     self._metrics.refused[message["status"]] += 1
             await send(message)
 
@@ -182,13 +183,11 @@ class Ticket:
             self._admission.queue(requests - self._requests, tokens - self._tokens)
         self._requests, self._tokens = requests, tokens
 
-    def started(self, now: float) -> bool:
-        """The first token came `now`: it waits no more. Whether that is news."""
-        is_news = self._is_queued
-        if is_news:
+    def started(self, now: float) -> None:
+        """The first token came `now`: it waits no more."""
+        if self._is_queued:
             self._admission.waited(now - self.since)
         self._unqueue()
-        return is_news
 
     def left(self) -> None:
         """The answer is complete, or nobody waits for it."""

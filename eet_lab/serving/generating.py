@@ -15,7 +15,7 @@ from eet_lab.serving.bodies import MOST_CHOICES, Sampled
 from eet_lab.serving.errors import bad, of_engine
 from eet_lab.serving.front import Front
 from eet_lab.serving.gate import NUMBERS, Receive, Ticket, disconnected
-from eet_lab.serving.jobs import Answer, Job, Reason
+from eet_lab.serving.jobs import COMPLETE, Answer, Job, Reason
 from eet_lab.serving.logprobs import Scored, Scores
 
 MOST_SEED = 2**62
@@ -48,6 +48,7 @@ class Choice:
     scores: Scores
     finish: Reason | None = None
     has_begun: bool = False
+    is_counted: bool = False
 
     def advance(self) -> Piece | None:
         """What is new, if anything. Errors: the one that ended the answer."""
@@ -101,11 +102,13 @@ class Generating:
         while running:
             await self._wake.wait()
             self._wake.clear()
-            found = [piece for choice in running if (piece := choice.advance()) is not None]
-            self._begin(running)
-            if done := [choice for choice in running if choice.finish is not None]:
-                self._finish(done)
-                self._front.left([choice.answer for choice in done])
+            try:
+                found = [piece for choice in running if (piece := choice.advance()) is not None]
+            finally:  # others may be complete where one fails
+                self._begin(running)
+                if done := [choice for choice in running if choice.finish is not None]:
+                    self._end(done)
+                    self._front.left([choice.answer for choice in done])
             running = [choice for choice in running if choice.finish is None]
             if found:
                 yield Step(found, self.completion_tokens)
@@ -116,11 +119,8 @@ class Generating:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None  # its error holds its frame, and that this: the collector alone would find them
-        metrics = self._front.metrics
-        for choice in self.choices:
-            metrics.generation_tokens += choice.text.num_tokens
-            if choice.finish is None:
-                metrics.finished["error" if choice.answer.error else "abort"] += 1
+        self._front.metrics.generation_tokens += self.completion_tokens
+        self._end(self.choices)
 
     @property
     def left_s(self) -> float:
@@ -143,11 +143,17 @@ class Generating:
                 metrics.prompt_tokens += choice.prompt_tokens
                 metrics.first_token_s.observe(first - self._ticket.since)
 
-    def _finish(self, done: Sequence[Choice]) -> None:
-        """Count those that are complete; others have no latency."""
+    def _end(self, ended: Sequence[Choice]) -> None:
+        """Count those that have come to their end, each once; what was cut short has no latency."""
         metrics, whole_s = self._front.metrics, time.perf_counter() - self._ticket.since
-        for choice in done:
-            metrics.finished[str(choice.finish)] += 1
+        for choice in ended:
+            if choice.is_counted:
+                continue
+            choice.is_counted = True
+            reason = choice.finish or ("error" if choice.answer.error else "abort")
+            metrics.finished[reason] += 1
+            if reason not in COMPLETE:
+                continue
             metrics.prompt_lengths.observe(choice.prompt_tokens)
             metrics.generation_lengths.observe(choice.text.num_tokens)
             metrics.whole_s.observe(whole_s)

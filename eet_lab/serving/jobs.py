@@ -78,6 +78,8 @@ class Card:
 
 Reason = Literal["stop", "length", "abort"]
 """Why nothing more comes: OpenAI's finish reasons, and vLLM's for a client that left."""
+COMPLETE: tuple[Reason, ...] = ("stop", "length")
+"""Those of an answer that has come to its own end."""
 
 
 class News(msgspec.Struct, array_like=True, gc=False):

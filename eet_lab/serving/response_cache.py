@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eet_lab.serving.bodies import Body
-from eet_lab.serving.jobs import Reason
+from eet_lab.serving.jobs import COMPLETE, Reason
 
 if TYPE_CHECKING:
     from eet_lab.serving.generating import Generating, Step
@@ -153,7 +153,7 @@ async def recorded(generating: Generating, cache: ResponseCache, key: bytes) -> 
                 steps.append(step)
                 found.put_nowait(step)
             choices = [Finished(choice.number, choice.finish) for choice in generating.choices]
-            if all(choice.finish in ("stop", "length") for choice in choices):
+            if all(choice.finish in COMPLETE for choice in choices):
                 cache.put(key, Recorded(steps, choices, generating.prompt_tokens))
             found.put_nowait(None)
         except Exception as error:  # noqa: BLE001  raised where it is waited for

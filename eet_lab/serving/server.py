@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -154,8 +155,11 @@ class PatientProtocol(H11Protocol):
             self.transport.close()
             return
         self._refused[error.status] += 1
+        if self.scope is not None:  # an app that waits for the body will say that the client has left
+            self.scope["state"]["is_refused"] = True
         status, headers, body = written(error)
         headers += [(b"connection", b"close"), (b"x-request-id", new_id())]
-        for event in (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+        head = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase)
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event))
         self.transport.close()

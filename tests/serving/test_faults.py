@@ -25,7 +25,7 @@ from eet_lab.serving.handle import ServerHandle
 from eet_lab.serving.jobs import Job, News
 from eet_lab.technique import Recipe
 
-from .conftest import PAGED, PROMPT, Raw, Script, eventually, free_pages
+from .conftest import PAGED, PROMPT, Raw, Script, eventually, free_pages, numbers
 
 LONG = {"model": "demo", "prompt": PROMPT, "max_tokens": 900, "temperature": 0, "ignore_eos": True}
 TEXT = "/v1/completions"
@@ -44,7 +44,7 @@ def short(client: openai.OpenAI) -> str:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_pages_within_a_step(served, client, generator, monkeypatch, slowed, stream):
-    before, events = free_pages(generator), list[str]()
+    before, events, told = free_pages(generator), list[str](), numbers(served)
     step, cancel = generator.engine.step, generator.engine.cancel
     monkeypatch.setattr(generator.engine, "step", lambda: (events.append("step"), step())[1])
     monkeypatch.setattr(generator.engine, "cancel", lambda request: (events.append("cancel"), cancel(request))[1])
@@ -58,6 +58,11 @@ def test_a_client_that_leaves_frees_its_pages_within_a_step(served, client, gene
     assert between.count("step") <= 1, "the step that was under way, and no other"
     assert len(events) < 100, "it was not run to its end"
     assert eventually(lambda: served._server.service.admission.num_inside == 0)
+    now = numbers(served)
+    grown = {name: now[name] - told.get(name, 0) for name in now}
+    assert grown['vllm:request_success_total{finished_reason="abort",model_name="demo"}'] == 1
+    for name in ("e2e_request_latency_seconds", "request_prompt_tokens", "request_generation_tokens"):
+        assert grown[f'vllm:{name}_count{{model_name="demo"}}'] == 0, "it was not answered"
     assert short(client)
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import eet_lab
 from eet_lab.serving.bodies import CompletionBody, parsed
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.gate import Admission, before
-from eet_lab.serving.generating import StoppedText
+from eet_lab.serving.generating import Generating, StoppedText
 from eet_lab.serving.jobs import Answer, News
 from eet_lab.serving.metrics import Histogram
 from eet_lab.serving.options import Options
@@ -70,6 +72,31 @@ def test_an_error_is_raised_after_the_tokens_that_came_with_it():
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("is_closed_first", [False, True], ids=["by an error", "by its client"])
+def test_each_choice_is_counted_once(demo, is_closed_first):
+    """One is complete and one fails in the same wake; or a client leaves, and what it was told is still recorded."""
+    front = LocalFront(Service(demo))
+
+    async def run():
+        generating = Generating(front, [[1]], CompletionBody(prompt="a", n=3), front.admission.enter(0, 0.0))
+        generating.start([eet_lab.Settings(4)], asyncio.Event().wait)
+        first, second, _ = (choice.answer for choice in generating.choices)
+        first.put(News(first, [1], "stop", None, 0.0))
+        if is_closed_first:
+            generating.close()
+            assert [step.pieces[0].finish async for step in generating.steps()] == ["stop"]
+        else:
+            second.put(News(second, (), None, ApiError(500, "it failed"), 0.0))
+            with pytest.raises(ApiError, match="it failed"):
+                await anext(generating.steps())
+            generating.close()
+
+    asyncio.run(run())
+    ends = ["abort"] * 3 if is_closed_first else ["stop", "error", "abort"]
+    assert front.metrics.finished == Counter(ends)
+    assert sum(front.metrics.whole_s._counts) == ends.count("stop")
+
+
 def test_what_is_waited_for_ends_with_the_client_and_in_time():
     async def run():
         never, now = asyncio.Event(), time.perf_counter()
@@ -102,7 +129,8 @@ def test_admission_counts_tokens_until_the_first_is_there():
     with pytest.raises(ApiError, match="120 tokens wait, and at most 100") as told:
         admission.enter(4, now=0.0)
     assert told.value.status == 429 and told.value.headers()["Retry-After"] == "1"
-    assert first.started(50.0) and not first.started(60.0), "once"
+    for now in (50.0, 60.0):  # once
+        first.started(now)
     assert (admission.num_queued, admission.queued_tokens, admission.num_inside) == (0, 0, 1)
     tickets = [admission.enter(0, now=0.0) for _ in range(3)]
     with pytest.raises(ApiError, match="3 requests wait, and at most 3") as told:

@@ -261,7 +261,11 @@ def test_arrays_come_back_whole():
     cache, key = ResponseCache(10_000), EmbeddingBody(input="a").identity()
     made = np.arange(6, dtype=np.float32).reshape(2, 3), 5
     cache.put(b"k", made)
-    assert key == {"input": "a"} and np.array_equal(cache.get(b"k")[0], made[0]) and cache.get(b"k")[1] == 5
+    assert (
+        key == {"input": "a", "truncate_prompt_tokens": None}
+        and np.array_equal(cache.get(b"k")[0], made[0])
+        and cache.get(b"k")[1] == 5
+    )
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "many"])
