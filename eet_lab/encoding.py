@@ -247,7 +247,7 @@ def _as_text(model: Model, text: TextLike) -> Text:
     for part in pair:
         check_characters(part)
     ids, types = model.tokenizer.read(*pair)
-    return Text(ids, types if model.encoder.config.num_types > 1 else None)
+    return Text(ids, types if model.encoder.config.num_types > 1 and any(types or ()) else None)
 
 
 def _read(

@@ -53,7 +53,7 @@ class CapturedPasses:
     def __init__(self, engine: EncoderEngine) -> None:
         parts: Any = engine.parts
         self._engine, self._most = engine, parts.launch.tokens
-        self._by_bucket = has_rows_on_device(getattr(parts.ops, getattr(parts.attend, "op", ""), None))
+        self.by_bucket = has_rows_on_device(getattr(parts.ops, getattr(parts.attend, "op", ""), None))
         self._replays = Replays(
             lambda given: engine.run(self._name(*given), *given),
             engine.model.device,
@@ -78,12 +78,12 @@ class CapturedPasses:
         if group.computed_tokens > self._most:
             return None
         exact = tuple((text.length, len(text.asked)) for text in group.texts)
-        return Size.of(group).bucket(task.tokens) if self._by_bucket else exact, group.packed, group.is_typed
+        return Size.of(group).bucket(task.tokens) if self.by_bucket else exact, group.packed, group.is_typed
 
     def plan(self, groups: Sequence[Group], task: TextTask) -> None:
         """Memory for all passes; graphs whose memory had to move are void."""
         memory, generation = self._engine.memory, self._engine.memory.generation
-        if self._by_bucket:
+        if self.by_bucket:
             self._make_room(groups, task)
         else:
             self._engine.plan(groups, task, repeated=True)
@@ -96,7 +96,7 @@ class CapturedPasses:
         if group.computed_tokens > self._most:
             return engine.run(self._name(read, task), sent(read, engine.staging), task)
         given = read
-        if self._by_bucket:
+        if self.by_bucket:
             given = by_device(filled(read, Size.of(group).bucket(task.tokens)), group.packed)
         made = self._replays(Asked(given, task))
         return made[: len(read.sizes) if task.one_each else len(read.asked)]
@@ -135,4 +135,4 @@ class CapturedPasses:
 
     def _named(self, tokens: int, asked: int, is_typed: bool, task: TextTask) -> str:
         name = pass_name(tokens, asked)
-        return f"{name}, {task.name}{', with types' if is_typed else ''}" if self._by_bucket else name
+        return f"{name}, {task.name}{', with types' if is_typed else ''}" if self.by_bucket else name

@@ -205,6 +205,11 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
         groups = list(self.parts.texts([task.asking(text) for text in texts], whole))
         return self._captured.bucket(groups[0], task) if len(groups) == 1 else None
 
+    @property
+    def has_buckets(self) -> bool:
+        """Whether a captured pass serves texts of other lengths, too."""
+        return self._captured is not None and self._captured.by_bucket
+
     def lifetimes(
         self, texts: Sequence[Readable], task: TextTask, batching: Batching | None = None
     ) -> tuple[tuple[Lifetime, ...], ...]:

@@ -74,11 +74,11 @@ class Generator(Worker):
         assert rows is not None
         with ExitStack() as on_error:
             engine = on_error.enter_context(closing(Engine(self._model.decoder, self._recipe.parts)))
-            engine.prepare(self.progress)
+            engine.prepare(self.progress, self.is_closing)
             # Prompts of one token: it shall take memory, and not compute what nobody asked for.
             engine.reserve(rows, 1, Settings(max_new_tokens=self._columns - 1))
             if engine.model.device.type == "cuda":  # a CPU has nothing to warm up but its decode steps
-                warm_up_decoder(engine)
+                warm_up_decoder(engine, self.is_closing)
             on_error.pop_all()
         self.engine = engine
 

@@ -6,14 +6,15 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing, suppress
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from eet_lab.engine.encode import EncoderEngine
-from eet_lab.engine.tasks import TextTask
+from eet_lab.engine.tasks import MEAN, TextTask
 from eet_lab.errors import EETError, SetupError
 from eet_lab.models import Model
 from eet_lab.parts.passes import Batching, Readable
@@ -64,8 +65,12 @@ class Reader(Worker):
     Without a policy it reads whole requests, the oldest and what follows for the same task, up to a pass of tokens.
     """
 
-    def __init__(self, model: Model, recipe: Recipe, policy: str | None = None) -> None:
+    def __init__(
+        self, model: Model, recipe: Recipe, policy: str | None = None, tasks: Sequence[TextTask] = (MEAN,)
+    ) -> None:
+        """`tasks` are those that requests ask for."""
         super().__init__("eet-serving")
+        self._tasks = tasks
         self._model, self._recipe, self._words = model, recipe, policy
         self._policy: BasePolicy | None = None
         self._costs: CostTable | None = None
@@ -87,17 +92,26 @@ class Reader(Worker):
         recipe = self._recipe
         if self._words is not None:
             if policy_kind(self._words).reads_costs and self._costs is None:
-                self._costs = profile(self._model, recipe, progress=self.progress)
+                self._costs = profile(self._model, recipe, progress=self.progress, cancel=self.is_closing)
             self._policy = policy = _fitting(self._words, self._costs)
             recipe = under_policy(recipe, policy)
-        engine = EncoderEngine(self._model.encoder, recipe.parts)
-        engine.prepare(self.progress)
-        if engine.parts.is_captured or self._model.device != "cpu":  # a CPU has nothing to warm up
-            most = self._model.encoder.config.context if self._costs is None else self._costs.most_length
-            policy = self._policy or _unplanned("packed_prefill" in recipe.names, most)
-            traffic = make_traffic(WARM_TEXTS, Gamma(1e6), LogNormal(max(most / 8, 1), 1.0, most))
-            warm_up_encoder(self._model, engine, traffic, policy, self._costs)  # type: ignore[arg-type]  # as in `_taken`
+        with ExitStack() as on_error:
+            engine = on_error.enter_context(closing(EncoderEngine(self._model.encoder, recipe.parts)))
+            engine.prepare(self.progress, self.is_closing)
+            # Clients wait for an engine that is built anew, and a CPU has nothing to warm up.
+            if not self.ready.done() and (engine.parts.is_captured or self._model.device != "cpu"):
+                self._warm_up(engine, "packed_prefill" in recipe.names)
+            on_error.pop_all()
         self.engine = engine
+
+    def _warm_up(self, engine: EncoderEngine, is_packed: bool) -> None:
+        most = self._model.encoder.config.context if self._costs is None else self._costs.most_length
+        policy = self._policy or _unplanned(is_packed, most)
+        traffic = make_traffic(WARM_TEXTS, Gamma(1e6), LogNormal(max(most / 8, 1), 1.0, most))
+        costs: Any = self._costs  # None where the policy reads none
+        warm_up_encoder(
+            self._model, engine, traffic, policy, costs, self.is_closing, tasks=self._tasks, progress=self.progress
+        )
 
     def _queue(self, reading: Reading) -> None:
         now_ms = time.perf_counter() * 1e3
@@ -178,6 +192,9 @@ class Reader(Worker):
 
     def _fail(self, error: Exception) -> str:
         number = self.failure(error)
+        if self.engine is not None:
+            with suppress(Exception):
+                self.engine.close()
         self.rebuild()
         self._end(self._group, failed(error, number))
         return number
@@ -199,8 +216,10 @@ class Reader(Worker):
 
 def _fitting(words: str, costs: CostTable | None) -> BasePolicy:
     """The policy of these words; what its knobs leave open, the table's reach decides. SetupError beyond that."""
-    policy = parse_policy(words, {} if costs is None else {"max_rows": costs.most_rows})
-    if costs is not None and (rows := policy.knobs["max_rows"]) > costs.most_rows:
+    if costs is None:
+        return parse_policy(words)
+    policy = parse_policy(words, {"max_rows": costs.most_rows})
+    if (rows := policy.knobs["max_rows"]) > costs.most_rows:
         raise SetupError(
             f"The policy's max_rows is {rows:,}, but the cost table was measured up to {costs.most_rows:,} texts. Ask "
             "for at most as many."

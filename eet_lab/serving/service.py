@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from eet_lab.encoding import POOLS
+from eet_lab.engine.tasks import CLASSES, TextTask
 from eet_lab.errors import ModelError, SetupError
 from eet_lab.models import Model
 from eet_lab.models.checkpoint import read_json
@@ -53,11 +55,16 @@ class Service:
                 f"policy is {self.options.policy}, but {model.name} generates: its requests join as "
                 "continuous_batching of its recipe says. Leave policy out, and set the recipe's knobs."
             )
-        self.reader = Reader(model, self.recipe, self.options.policy) if is_encoder else None
+        self.reader = Reader(model, self.recipe, self.options.policy, self._tasks()) if is_encoder else None
         self.generator = None if is_encoder else Generator(model, self.recipe, self.card.columns)
         worker = self.reader or self.generator
         assert worker is not None
         self.worker: Worker = worker
+
+    def _tasks(self) -> tuple[TextTask, ...]:
+        """What requests may ask of an encoder."""
+        vectors = POOLS[self.options.pool]
+        return (vectors, CLASSES) if CLASSES.head in self.model.encoder.config.heads else (vectors,)
 
 
 class LocalFront(Front):

@@ -9,21 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from eet_lab.bench.encoding import encoded, num_warm_ups
+from eet_lab.bench.encoding import num_warm_ups
 from eet_lab.bench.timing import check
 from eet_lab.bench.workloads import FIRST_TOKEN
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.tasks import MEAN
+from eet_lab.engine.tasks import MEAN, TextTask
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_encoders_device
 from eet_lab.parts.passes import Batching, Text
-from eet_lab.progress import Cancel
+from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.cost import Costs
 from eet_lab.scheduling.policy import BasePolicy
 from eet_lab.scheduling.queued import Queued
 from eet_lab.scheduling.traffic import Traffic
+
+Rows = Sequence[Sequence[int]]
 
 MOST_TOKENS, FEW_NEW_TOKENS = 4096, 4
 """The most tokens of a decoder's pass that is run, and how many decode steps."""
@@ -74,36 +76,52 @@ def warm_up_encoder(
     policy: BasePolicy,
     costs: Costs,
     cancel: Cancel | None = None,
+    *,
+    tasks: Sequence[TextTask] = (MEAN,),
+    progress: Progress | None = None,
 ) -> None:
     """Run an encoder's passes before they are served, so that libraries have what they keep.
 
-    Where passes are captured, it runs groups that the policy makes of such traffic by the `costs`: first the largest,
-    so that memory grows no more, then those of each bucket, twice: the second time they are captured.
+    Where passes are captured in buckets, it runs groups that the policy makes of such traffic by the `costs`, for each
+    of the tasks: first the largest, so that memory grows no more, then those of each bucket, twice: the second time
+    they are captured. A graph for texts of the very same lengths alone would not be used again. Errors: Cancelled,
+    OutOfMemory.
     """
     texts = random_texts(model, traffic)
     engine.prepare(cancel=cancel)
-    if not engine.parts.is_captured:
-        few = texts[:FEW_TEXTS]
-        encoded(engine, few, Batching(rectangle(few)), cancel)
-        return
-    found: dict[Hashable, list[list[int]]] = {}
-    for group in _possible(traffic, policy, costs):
-        check(cancel)
-        rows = [texts[number] for number in group]
-        bucket = engine.bucket([Text(row) for row in rows], MEAN)
-        if rectangle(rows) > rectangle(found.get(bucket, [[]])):
-            found[bucket] = rows
+    runs: list[tuple[TextTask, Rows]] = [(task, texts[:FEW_TEXTS]) for task in tasks]
+    if engine.has_buckets:
+        runs = _runs(engine, texts, [*_possible(traffic, policy, costs, cancel)], tasks)
+    for done, (task, rows) in enumerate(runs):
+        if progress is not None:
+            progress(done, len(runs), "warming up")
+        engine.read([*map(Text, rows)], task, Batching(rectangle(rows)), cancel=cancel)
+    if progress is not None:
+        progress(len(runs), len(runs), "warming up")
+
+
+def _runs(
+    engine: EncoderEngine, texts: Rows, groups: Sequence[Sequence[int]], tasks: Sequence[TextTask]
+) -> list[tuple[TextTask, Rows]]:
+    """What is run, in this order, so that all that is kept is captured."""
+    found: dict[tuple[TextTask, Hashable], Rows] = {}
+    for task in tasks:
+        for group in groups:
+            rows = [texts[number] for number in group]
+            key = task, engine.bucket([*map(Text, rows)], task)
+            if rectangle(rows) > rectangle(found.get(key, [[]])):
+                found[key] = rows
     launch: Any = engine.parts.launch
-    buckets = sorted(found, key=lambda bucket: -rectangle(found[bucket]))[: launch.graphs]
-    for size in (rectangle, _num_tokens, len, _longest):
-        rows = max(found.values(), key=size)
-        encoded(engine, rows, Batching(rectangle(rows)), cancel)
-    for bucket in buckets:
-        for _ in range(1 if bucket is None else num_warm_ups(engine.parts)):
-            encoded(engine, found[bucket], Batching(rectangle(found[bucket])), cancel)
+    kept = sorted(found, key=lambda key: -rectangle(found[key]))[: launch.graphs]
+    largest = [max(found.values(), key=size) for size in (rectangle, _num_tokens, len, _longest)]
+    runs = [(task, rows) for task in tasks for rows in largest]
+    for task, bucket in kept:
+        times = 1 if bucket is None else num_warm_ups(engine.parts)
+        runs += [(task, found[task, bucket])] * times
+    return runs
 
 
-def _possible(traffic: Traffic, policy: BasePolicy, costs: Costs) -> Iterator[list[int]]:
+def _possible(traffic: Traffic, policy: BasePolicy, costs: Costs, cancel: Cancel | None) -> Iterator[list[int]]:
     """The groups that a policy makes of requests that happen to wait together, and of the longest ones."""
     draw, columns = random.Random(0), (traffic.lengths.tolist(), traffic.new_tokens.tolist())
     requests = [Queued(number, *each, 0.0) for number, each in enumerate(zip(*columns, strict=True))]
@@ -113,6 +131,7 @@ def _possible(traffic: Traffic, policy: BasePolicy, costs: Costs) -> Iterator[li
     for size in sorted(sizes):
         queues = [draw.sample(requests, size) for _ in range(max(SAMPLES, DRAWN // size))]
         for waiting in (ordered[-size:], *queues):
+            check(cancel)
             while waiting and (groups := policy.next(waiting, inf, costs).groups):
                 yield from ([each.number for each in group] for group in groups)
                 taken = {each.number for group in groups for each in group}
@@ -126,14 +145,14 @@ def random_texts(model: Model, traffic: Traffic) -> list[list[int]]:
     return [ids[end - length : end] for end, length in zip(ends.tolist(), traffic.lengths.tolist(), strict=True)]
 
 
-def rectangle(rows: Sequence[Sequence[int]]) -> int:
+def rectangle(rows: Rows) -> int:
     """Tokens of such texts with pads."""
     return len(rows) * _longest(rows)
 
 
-def _longest(rows: Sequence[Sequence[int]]) -> int:
+def _longest(rows: Rows) -> int:
     return max(map(len, rows))
 
 
-def _num_tokens(rows: Sequence[Sequence[int]]) -> int:
+def _num_tokens(rows: Rows) -> int:
     return sum(map(len, rows))

@@ -35,7 +35,9 @@ class Worker(ABC):
     def __init__(self, name: str) -> None:
         self.ready: Future[None] = Future()
         self.progress: Progress | None = None
-        """Told of what is built before the first request."""
+        """Told of what is built and run before the first request."""
+        self.is_closing = threading.Event()
+        """Ends what is built and run before the first request."""
         self.dead: ApiError | None = None
         """Why nothing can be served any more, once a new engine could not be built."""
         self._told_by: Callable[[Command], object] | None = None
@@ -56,6 +58,7 @@ class Worker(ABC):
 
     def close(self) -> None:
         """End after the present turn, and wait for it. One that was never started fails whoever waits for `ready`."""
+        self.is_closing.set()
         self._commands.put(None)
         if self._thread.ident is None:
             self.ready.cancel()

@@ -17,8 +17,12 @@ import transformers
 from encoders import CONFIGS, V, theirs
 
 import eet_lab
+from eet_lab.encoding import as_texts
+from eet_lab.engine.tasks import CLASSES, CLS, MEAN
 from eet_lab.errors import SetupError
 from eet_lab.models import load
+from eet_lab.serving.options import Options
+from eet_lab.serving.service import Service
 
 from .conftest import Raw, eventually, numbers
 
@@ -113,6 +117,14 @@ def test_what_cannot_be_read_is_told(post, fields, param, said):
     error = answer.json()["error"]
     assert answer.status_code in (400, 404) and error["param"] == param
     assert re.search(said, error["message"]), error
+
+
+def test_a_server_warms_up_what_it_answers_with(bert, served, reader):
+    """Its own pooling, and its classes; and texts as they come: without types, where they have but one."""
+    assert reader._tasks == (MEAN, CLASSES)
+    assert Service(bert, options=Options(pool="cls")).reader._tasks == (CLS, CLASSES)
+    alone, pair = as_texts(bert, ["w1 w2", ("w1", "w2")])
+    assert alone.types is None and pair.types == [0, 0, 0, 1, 1]
 
 
 def test_an_encoder_generates_nothing(post):
