@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-MODELS = {"data": [{"id": "made-up", "vocab_size": 50}]}
+MODELS = {"data": [{"id": "made-up", "vocab_size": 50}, {"id": "small", "vocab_size": 7}, {"id": "untold"}]}
 
 
 class Asked(NamedTuple):

@@ -138,7 +138,7 @@ def test_tokens_that_fill_a_pass_up_are_no_rows(decoder, alone, store, monkeypat
     most = Recipe.parse(recipe(store)).parts.schedule.most_tokens(96)
     monkeypatch.setattr(slots.Slots, "pass_size", lambda self, tokens: min(tokens + 5, most))
     read = batches_of(monkeypatch)
-    assert random_life(engine_of(decoder, store), alone, f"idle {store}", 15, MIXED) > 7
+    assert random_life(engine_of(decoder, store), alone, f"dummy tokens {store}", 15, MIXED) > 7
     assert 5 in {batch.num_dummy for batch in read}
 
 

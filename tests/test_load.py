@@ -210,6 +210,8 @@ def test_seeds_repeat():
             run_load(url, traffic, seed=seed)
         run_load(Target(url, as_text=True), traffic, prompts=["one"] * 10)
         run_load(Target(url, vocab_size=9), traffic)
+        for name in ("small", "untold", "not there"):
+            run_load(Target(url, model=name), traffic)
     first, again, other, own = (sorted(map(json.dumps, bodies[at : at + 10])) for at in (0, 10, 20, 30))
     assert first == again != other
     asked = [json.loads(body) for body in first]
@@ -217,7 +219,11 @@ def test_seeds_repeat():
     assert sorted(body["max_tokens"] for body in asked) == sorted(traffic.new_tokens)
     assert max(token for body in asked for token in body["prompt"]) < 50, "the server's vocabulary"
     assert {body["model"] for body in asked} == {"made-up"} and {json.loads(body)["prompt"] for body in own} == {"one"}
-    assert {token for body in bodies[40:] for token in body["prompt"]} == {5, 6, 7, 8}
+    limited, small, *wide = (
+        {token for body in bodies[at : at + 10] for token in body["prompt"]} for at in (40, 50, 60, 70)
+    )
+    assert limited == {5, 6, 7, 8} and small == {5, 6}, "the vocabulary of the model that is named"
+    assert all(50 < max(tokens) < 1000 for tokens in wide), "what is not told"
 
 
 def test_a_process_of_its_own_finds_the_same():

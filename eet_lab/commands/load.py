@@ -47,7 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="a file with the key that the server wants")
     parser.add_argument("--text", action="store_true", help="prompts are words, about one a token")
     parser.add_argument(
-        "--vocab-size", type=int, metavar="N", help="draw token ids below it (default: what the server says)"
+        "--vocab-size",
+        type=int,
+        metavar="N",
+        help="draw token ids below it (default: 1,000, or what the server says of the model if that is less)",
     )
     parser.add_argument("--stop-at-eos", action="store_true", help="answers may end early (OpenAI's own API wants it)")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="after which a request is lost")

@@ -52,17 +52,24 @@ class Pool:
         )
 
     async def model(self) -> AskedModel:
-        """The model that shall be asked: what the target says, or the first that the server has. Errors: SetupError."""
-        if self._target.model is not None:
-            return AskedModel(self._target.model)
+        """The model that shall be asked: the one that the target names, or the first that the server has.
+
+        Errors: SetupError where none is named, and the server does not tell.
+        """
+        wanted = self._target.model
+        if wanted is not None and not self._target.draws_below_told:
+            return AskedModel(wanted)
         names, connection = _Names(), self.idle() or await self.connect()
         connection.ask(self._target.models(), names)
         try:
             status, body = await asyncio.wait_for(names.found, PATIENCE_S)
-            card = json.loads(body)["data"][0] if status == 200 else {"id": None}
+            cards = json.loads(body)["data"] if status == 200 else [{"id": None}]
+            card = cards[0] if wanted is None else next(card for card in cards if card["id"] == wanted)
             found, size = card["id"], card.get("vocab_size")
-        except (TimeoutError, ConnectionError, ValueError, LookupError, TypeError, AttributeError):
+        except (TimeoutError, ConnectionError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
             status, found, size = 0, None, None
+        if wanted is not None:
+            found = wanted  # which requests name, whatever the server tells
         if not isinstance(found, str):
             why = {0: "it gives no list", 401: "it asks for another API key"}.get(status, f"it answers with {status}")
             raise SetupError(

@@ -35,7 +35,7 @@ class Target:
     `endpoint` is "completions" or "chat", whose answers are streamed, or "embeddings". `model` None: the first one
     that the server tells. `as_text`: prompts are words, about one a token, instead of token ids; a chat's always are.
     `ignore_eos` asks for all tokens of an answer, and is vLLM's field, which OpenAI's own API refuses. `vocab_size`:
-    prompts are drawn from ids below; None: below `VOCABULARY`, and what the server tells of its model.
+    prompts are drawn from ids below; None: below `VOCABULARY`, and below what the server tells of the model.
     """
 
     url: str
@@ -104,6 +104,11 @@ class Target:
                 yield " ".join(WORDS[at] for at in draw.integers(0, len(WORDS), length).tolist())
             else:
                 yield draw.integers(FIRST_TOKEN, most, length).tolist()
+
+    @property
+    def draws_below_told(self) -> bool:
+        """Whether prompts depend on the vocabulary that the server tells."""
+        return self.vocab_size is None and not (self.as_text or self.is_chat)
 
     @property
     def is_chat(self) -> bool:
