@@ -131,7 +131,12 @@ class ChatBody(Sampled):
 
 
 class TextsBody(Body):
-    """A request for /v1/classify. `truncate_prompt_tokens` is vLLM's: texts are cut to so many; -1: to the context."""
+    """A request for /v1/classify.
+
+    `truncate_prompt_tokens` is vLLM's: texts are cut to so many tokens, those among them that mark a text's beginning
+    and end; -1: to the context. As there, a text keeps its first words. Of token ids the first and the last one stay,
+    where vLLM keeps the first alone (its older versions: the last).
+    """
 
     input: Any
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1)

@@ -86,6 +86,12 @@ def test_texts_are_cut_where_a_client_asks_for_it(client, bert, most, tokens):
     assert told.usage.prompt_tokens == tokens + 3
     expected = eet_lab.encode(bert, ["w1 " * (tokens - 2), "w2"]).vectors
     torch.testing.assert_close(torch.tensor([each.embedding for each in told.data]), expected)
+    assert (
+        client.embeddings.create(
+            input=[5, 6], model="bert", extra_body={"truncate_prompt_tokens": 1}
+        ).usage.total_tokens
+        == 1
+    )
 
 
 def test_classes_are_those_of_classify(post, bert):
@@ -102,7 +108,9 @@ def test_classes_are_those_of_classify(post, bert):
         ({"input": 5}, "input", "5"),
         ({"input": [1, 2, V]}, "input", f"token {V}"),
         ({"input": "w1 " * 50}, "input", "reads at most 40.*truncate_prompt_tokens=-1"),
-        ({"input": "w1", "truncate_prompt_tokens": 41}, "truncate_prompt_tokens", "41.*1 to 40 tokens.*-1"),
+        ({"input": "w1", "truncate_prompt_tokens": 41}, "truncate_prompt_tokens", "41.*3 to 40 tokens.*-1"),
+        ({"input": ["w1 w2"], "truncate_prompt_tokens": 2}, "truncate_prompt_tokens", "is 2,.*3 to 40.* 2 mark"),
+        ({"input": [[5, 6]], "truncate_prompt_tokens": 41}, "truncate_prompt_tokens", "41.*1 to 40 tokens.*-1"),
         ({"input": "w1", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-2"),
         ({"input": ["a"] * 3000}, "input", "3,000 texts"),
         ({"input": "\ud800"}, "input", "surrogate"),
