@@ -215,8 +215,9 @@ class Change:
             if not self.num_pairs:
                 return f"about the same ({_factors(self.ratio)[0]} ×)"
             low, high = _factors(self.low, self.high)
-            few = f" in {self.num_pairs} pairs" if self.is_doubtful else ""  # the interval alone would tell them apart
-            return f"cannot tell apart{few} ({low} × to {high} ×)"
+            # The interval alone would tell them apart.
+            why = f" in {self.num_pairs} pairs: wider than its distance from 1 ×" if self.is_doubtful else ""
+            return f"cannot tell apart ({low} × to {high} ×{why})"
         word = self.word(metric)
         ends = (self.low, self.high) if self.ratio > 1 else (1 / self.high, 1 / self.low)
         factor, low, high = _factors(max(self.ratio, 1 / self.ratio), *ends)

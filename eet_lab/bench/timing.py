@@ -189,24 +189,30 @@ class Rounds:
         self, repeats: int | None, budget_s: float = 0.0, changes: Callable[[], Collection[Change]] = tuple
     ) -> None:
         self._repeats, self._budget_s, self._changes = repeats, budget_s, changes
-        self._spent_s, self.done = 0.0, 0
+        self._spent_s, self.done, self._begun = 0.0, 0, 0
 
     def __iter__(self) -> Iterator[int]:
         while self._goes_on():
             start = time.perf_counter()
+            self._begun = self.done + 1
             yield self.done
             self.done += 1
             self._spent_s += time.perf_counter() - start
 
     @property
     def expected(self) -> int:
-        """How many there will be, at the pace so far; never fewer than there were."""
+        """How many there will be, at the pace so far; never fewer than were begun, two at a time."""
         if self._repeats is not None:
             return self._repeats
+        begun = self._begun + self._begun % 2
+        return max(LEAST_PAIRS, self._in_budget, begun)
+
+    @property
+    def _in_budget(self) -> int:
+        """How many fit in the budget at the pace so far."""
         if not self.done or self._spent_s <= 0:
-            return LEAST_PAIRS
-        in_budget = math.floor(min(self._budget_s * self.done / self._spent_s, MOST_ROUNDS) / 2) * 2
-        return max(LEAST_PAIRS, in_budget, self.done)
+            return 0
+        return math.floor(min(self._budget_s * self.done / self._spent_s, MOST_ROUNDS) / 2) * 2
 
     def _goes_on(self) -> bool:
         if self._repeats is not None:
@@ -216,7 +222,7 @@ class Rounds:
         found = self._changes()
         if any(change.is_doubtful for change in found):
             return True
-        return self.done < self.expected and any(change.width > NARROW for change in found)
+        return self.done < max(LEAST_PAIRS, self._in_budget) and any(change.width > NARROW for change in found)
 
 
 def check_repeats(repeats: int | None) -> None:

@@ -18,6 +18,7 @@ from eet_lab.bench.paired import DETAILS, KINDS, LEAST_PAIRS, SURE_PAIRS, Change
 from eet_lab.bench.train_compare import TrainLadder
 from eet_lab.figures import theme
 from eet_lab.figures.theme import rounded
+from eet_lab.technique import known
 from eet_lab.words import brief, counted, ms_words, plain, signed, times
 
 COLORS: dict[Verdict, str] = {"better": theme.GAIN, "worse": theme.LOSS, "cannot tell apart": theme.UNSURE}
@@ -236,7 +237,8 @@ def left_out(result: Ladder, log: bool | None = None) -> go.Figure:
     without = [p50(rung.measurement.total_ms) or 0.0 for rung in rungs]
     log = theme.is_far([level, *without]) if log is None else log
     fig = theme.figure("The full recipe without one of them", height=106 + 30 * len(rungs), bargap=0.3)
-    names = [f"without {theme.words(name)}" for name in titles(rungs)]
+    gone = [" and ".join([rung.title, *(known(name).title for name in rung.along)]) for rung in rungs]
+    names = [f"without {theme.words(name)}" for name in gone]
     tips = [_tip(step, level, end) for step, end in zip(steps, without, strict=True)]
     fig.add_bar(
         y=names, base=rounded(min(level, end) for end in without), x=rounded(abs(end - level) for end in without),

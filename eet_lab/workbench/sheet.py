@@ -26,7 +26,10 @@ NOTHING_ELSE: dict[str, Any] = {
     "note": None, "tabs": [], "picks": [], "tools": {"scale": None, "exports": []}, "tables": [], "words": [],
 }  # fmt: skip
 """What the sheet shows beside the text that streams."""
-KEPT = "Kept with a run: numbers, texts, a recorded timeline. Memory addresses are shown for the newest result only."
+KEPT = (
+    "Kept with a run: numbers, texts, and a timeline if one was recorded. Memory addresses are shown for the newest "
+    "result only."
+)
 
 
 @dataclass(frozen=True)

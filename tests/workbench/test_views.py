@@ -340,6 +340,10 @@ def test_a_connection_that_is_lost_is_told_with_what_helps_there(opened: Open) -
     told = page.wait_for_selector("[role=alert]").inner_text()
     assert "Reload the page" in told and "eet-lab lab --app" in told and "Shift+Enter" not in told
 
+    show(page, page_states.busy())
+    assert page.locator(".eet-status-text").inner_text() == "This run has ended with its kernel."
+    assert not page.locator(".eet-share").is_visible() and not page.locator(".eet-left-line").is_visible()
+
 
 AGAIN = """async () => {
   const bench = document.querySelector(".eet-bench"), el = document.querySelector(".eet-bar");

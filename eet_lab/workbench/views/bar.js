@@ -57,7 +57,7 @@ function actions(s, ui) {
 // The same three lines in every state, so that nothing moves when a run starts or ends.
 function told(s, ui) {
   const headline = !s.busy && s.headline;
-  const words = headline ? headline.parts.map((p) => p.text).join(", ") : s.status.text;
+  const words = headline ? headline.parts.map((p) => p.text).join(", ") : s.busy && !ui.alive ? "This run has ended with its kernel." : s.status.text;
   const remark = s.status.kind === "plain" ? headline && headline.about : s.status.text;
   return h("div", { class: `eet-told-block ${s.busy ? "eet-busy" : ""}` },
     h("div", { key: "status", role: "status", class: headline ? "eet-unseen" : `eet-status-text eet-is-${s.status.kind}`,
@@ -66,9 +66,9 @@ function told(s, ui) {
       title: "To the details" }, headline.parts.map((p, i) => [i > 0 && " · ", h("span", { class: `eet-is-${p.kind}` }, p.text)]),
       h("span", { class: "eet-more" }, "details ↓")),
     headline && h("div", { key: "about", class: `eet-about eet-is-${s.status.kind}`, title: remark }, remark),
-    h("div", { key: "left", class: "eet-left-line", hidden: !s.busy }, s.left),
+    h("div", { key: "left", class: "eet-left-line", hidden: !s.busy || !ui.alive }, s.left),
     h("div", { key: "progress", class: "eet-share", role: "progressbar", "aria-label": "Progress", "aria-valuemin": "0",
-      "aria-valuemax": "100", "aria-valuenow": Math.round(100 * s.share), hidden: !s.busy },
+      "aria-valuemax": "100", "aria-valuenow": Math.round(100 * s.share), hidden: !s.busy || !ui.alive },
     h("i", { style: { width: `${100 * s.share}%` } })));
 }
 

@@ -66,6 +66,7 @@ class Buttons:
     def state(self) -> dict[str, dict[str, Any]]:
         """What the page shows: each action, and what it does or why it may fail."""
         warnings = {"run": self.tight[0], "compare": self.tight[1], "ladder": NOTHING_ON if self.nothing_on else ""}
+        warnings |= {"compare": NOTHING_ON} if self._nothing_to_compare else {}
         tips = {name: tip.format(against=self.against) for name, tip in TIPS.items()}
         told = {name: f"{tip}. {warnings[name]}" if warnings.get(name) else tip for name, tip in tips.items()}
         if self.kept:

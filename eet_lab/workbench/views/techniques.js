@@ -99,7 +99,8 @@ function card(s, ui) {
     c.knobs.map((k) => knob(k, s, ui)),
     (c.paragraphs.length > 0 || c.source) && h("details", { key: "how", ontoggle: bringUp }, h("summary", null, "How it works"),
       c.paragraphs.map((p) => h("p", null, p.map((part) => (part.code ? h("code", null, part.text) : part.text)))),
-      c.source && h("pre", { class: "eet-source", key: "source" }, c.source)));
+      c.source && h("pre", { class: "eet-source", key: "source" }, c.source)),
+    h("span", { class: "eet-card-more", key: "more", "aria-hidden": "true" }, `${c.knobs.length ? "knobs, " : ""}how it works ▾`));
 }
 
 // What a fold opens stands below the card's edge: the fold goes to its top, once the card is open too.
