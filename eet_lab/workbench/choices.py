@@ -209,7 +209,7 @@ def problem(state: State, model: Model | None, rows: Sequence[Sequence[int]] | N
         return str(error)
     if not isinstance(state.repeats, int) or not 0 <= state.repeats <= MOST_REPEATS:
         return (
-            f"The number of pairs is {state.repeats}, but it must be a whole number from 1 to {MOST_REPEATS}, or 0 to "
+            f"repeats is {state.repeats}, but it must be a whole number from 1 to {MOST_REPEATS}, or 0 to "
             "measure until the interval is narrow."
         )
     new, context, last = state.generation["max_new_tokens"], model.config.context, model.config.vocab_size - 1

@@ -32,7 +32,7 @@ from eet_lab.workbench.serving_jobs import ModelWork
 from eet_lab.workbench.serving_view import JOBS, Either, ServingController, ServingTab
 from eet_lab.workbench.threads import TICK_S, Background
 from eet_lab.workbench.views import bar
-from eet_lab.workbench.views.chosen import inputs_state, techniques_state
+from eet_lab.workbench.views.chosen import in_labels, inputs_state, techniques_state
 
 SETTLE_S = 2.5
 """A page that opens has asked for every view's state, and listens to changes, within this time."""
@@ -260,7 +260,7 @@ class Controller:
     def _job(self, model: Model) -> jobs.Job:
         """A job with the present choices; PromptError where they cannot run."""
         if why := self.choices.problem(self.model):
-            raise PromptError(why)
+            raise PromptError(in_labels(why))
         state = self.state
         return jobs.Job(model, list(state.prompts), state.recipe(), state.settings(model), state.repeats or None)
 
@@ -346,7 +346,8 @@ class Controller:
         effects, whose = self.results.effects(state.prompts, model)
         self.page.techniques.show(techniques_state(state, selected, effects, whose, state.recipe_label(), read_only))
         fits = NO_FORECAST if setup else {**self.fits.state(), "held": self.page.live.held()}
-        self.page.inputs.show(inputs_state(state, lengths, context, fits, read_only))
+        wrong = None if setup else self.choices.problem(model)
+        self.page.inputs.show(inputs_state(state, lengths, context, fits, read_only, wrong))
         self.top_row.show(self.results.sampled_before)
         self.results.show(self.busy, self.state.kind)
 
@@ -356,7 +357,7 @@ class Controller:
             loaded=self.model is not None,
             busy=self.busy,
             stopping=self.stopping,
-            why_not=self.choices.problem(self.model),
+            why_not=(why := self.choices.problem(self.model)) and in_labels(why),
             nothing_on=not len(self.state.recipe()),
             against=against,
             tight=self.fits.warnings,

@@ -147,6 +147,7 @@ class Live(Charts):
         """A new run, or the first of several: everything of the last one goes."""
         self._before = self.latency.points, self.latency.series, self.latency.note
         self.latency.clear()
+        self.name(NAMES)
         self.latency.note = "" if watched else UNWATCHED
         self._in_run = {}
         self.stream.begin(prompts if watched else (), decode, "" if watched else UNWATCHED + LATER)

@@ -221,14 +221,14 @@ def test_the_sum_is_checked_against_the_context_while_typing(bench: Workbench) -
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("max_new_tokens", 0, "max_new_tokens is 0"),
-        ("max_new_tokens", 2.5, "max_new_tokens is 2.5"),
-        ("max_new_tokens", "many", "max_new_tokens is 'many'"),
-        ("temperature", -1, "temperature is -1"),
-        ("temperature", "", "temperature is ''"),
-        ("top_p", 2, "top_p is 2"),
-        ("repeats", -1, "number of pairs is -1"),
-        ("repeats", 1.5, "number of pairs is 1.5"),
+        ("max_new_tokens", 0, "New tokens is 0"),
+        ("max_new_tokens", 2.5, "New tokens is 2.5"),
+        ("max_new_tokens", "many", "New tokens is 'many'"),
+        ("temperature", -1, "Temperature is -1"),
+        ("temperature", "", "Temperature is ''"),
+        ("top_p", 2, "Top-p is 2"),
+        ("repeats", -1, "Pairs of runs is -1"),
+        ("repeats", 1.5, "Pairs of runs is 1.5"),
     ],
 )
 def test_a_number_that_cannot_be_is_told_with_its_limit(bench: Workbench, name: str, value: Any, words: str) -> None:
@@ -236,6 +236,9 @@ def test_a_number_that_cannot_be_is_told_with_its_limit(bench: Workbench, name: 
     do(bench, c.Setting(name, value))
     assert words in status(bench)
     assert "must be" in status(bench)
+    generation = shown(bench, "inputs")["generation"]
+    assert {each["name"]: each["wrong"] for each in generation["fields"] if each["wrong"]} == {name: status(bench)}
+    assert generation["kind"] == "bad"
     assert not enabled(bench)["run"]
     assert errors(bench) == "", "a field that is being filled in is no error of the page"
     do(bench, c.Setting(name, fields[name]))

@@ -176,13 +176,25 @@ FIELDS = (
 )
 
 
+def in_labels(problem: str) -> str:
+    """What is wrong with a setting, which it calls by its name, with the label that its field has."""
+    for name, label, *_ in FIELDS:
+        problem = re.sub(rf"\b{name}\b", label, problem)
+    return problem
+
+
 def inputs_state(
-    state: State, lengths: Sequence[int] | None, context: int | None, fits: Mapping[str, Any], read_only: bool
+    state: State,
+    lengths: Sequence[int] | None,
+    context: int | None,
+    fits: Mapping[str, Any],
+    read_only: bool,
+    problem: str | None = None,
 ) -> dict[str, Any]:
-    """`lengths` are the prompts' tokens, None before a model is there."""
+    """`lengths` are the prompts' tokens, None before a model is there; `problem` is why nothing can start."""
     return {
         "prompts": _prompts(state, lengths, context),
-        "generation": _generation(state),
+        "generation": _generation(state, problem or ""),
         "fits": dict(fits),
         "read_only": read_only,
     }
@@ -218,17 +230,25 @@ def _told(lengths: Sequence[int] | None) -> str:
     return f"{len(lengths):,}, {span}, {counted(pads, 'pad')} as a rectangle"
 
 
-def _generation(state: State) -> dict[str, Any]:
+def _generation(state: State, problem: str) -> dict[str, Any]:
     values = {**state.generation, "repeats": state.repeats}
     temperature = values["temperature"]
     shown = plain(temperature) if isinstance(temperature, int | float) else temperature  # an empty field is ""
     how = "greedy" if temperature == 0 else f"temperature {shown}, seed {values['seed']}"
     fields = [
-        {"name": name, "label": label, "help": help, "value": values[name], "step": step}
+        {
+            "name": name,
+            "label": label,
+            "help": help,
+            "value": values[name],
+            "step": step,
+            "wrong": in_labels(problem) if problem.startswith(f"{name} is ") else "",
+        }
         for name, label, help, step in FIELDS
     ]
     return {
         "summary": f"{values['max_new_tokens']} new, {how}",
+        "kind": "bad" if any(field["wrong"] for field in fields) else "plain",
         "fields": fields,
         "stop": {
             "value": state.stop_at_eos,

@@ -3,7 +3,7 @@
 
 export default view((s, ui) => [
   fold("prompts", "Prompts", s.prompts.summary, s.prompts.kind, prompts(s, ui)),
-  fold("generation", "Generation", s.generation.summary, "plain", generation(s, ui)),
+  fold("generation", "Generation", s.generation.summary, s.generation.kind, generation(s, ui)),
   fold("fits", "Memory", s.fits.summary, s.fits.kind, fits(s.fits), s.fits.stale),
 ]);
 
@@ -59,8 +59,8 @@ function generation(s, ui) {
     h("div", { class: "eet-fields", key: "fields" }, fields.map((f) => h("div", { class: "eet-field-box", key: f.name },
       h("label", { for: id(f.name) }, f.label),
       h("input", { id: id(f.name), "aria-describedby": id(`${f.name}-help`), step: f.step || "any", disabled: s.read_only,
-        ...numeric(f.value, (value) => ui.send("setting", { name: f.name, value })) }),
-      h("small", { id: id(`${f.name}-help`) }, f.help)))),
+        "aria-invalid": f.wrong ? "true" : null, ...numeric(f.value, (value) => ui.send("setting", { name: f.name, value })) }),
+      h("small", { id: id(`${f.name}-help`), class: f.wrong ? "eet-is-bad" : null }, f.wrong || f.help)))),
     stop && h("label", { class: "eet-check", key: "stop" },
       tickbox(stop.value, (value) => ui.send("setting", { name: "stop_at_eos", value }), { disabled: s.read_only }),
       h("span", null, stop.label, h("small", null, stop.help))),
