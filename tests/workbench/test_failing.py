@@ -90,7 +90,7 @@ def test_an_unexpected_exception_is_shown_with_its_traceback(bench: Workbench) -
     def work(feed: Any, cancel: Any) -> None:
         raise ZeroDivisionError("oops")
 
-    bench.controller._submit("break", work)
+    bench.controller._submit("run", work)
     turn_until(bench, lambda: not bench.controller.busy)
     assert "Unexpected: ZeroDivisionError" in errors(bench)
     assert "Traceback" in errors(bench)
