@@ -14,18 +14,11 @@ from eet_lab.figures.serving import batches, cost_of_one, cost_surface, latency_
 from eet_lab.lessons import recorded
 from eet_lab.lessons.prediction import Prediction, after_prediction
 from eet_lab.lessons.show import Shown, noted, table, there
+from eet_lab.scheduling import ContinuousBatching, DynamicProgram, LengthBuckets, NaivePadding, NoBatching, TokenBudget
 from eet_lab.scheduling.choices import one_by_one_rate
 from eet_lab.scheduling.cost import Costs, CostTable, EncoderCost
 from eet_lab.scheduling.cost_files import load_cost
 from eet_lab.scheduling.dynamic_program import FIGURE_8, FIGURE_8_LENGTHS, cheapest, figure_8_costs
-from eet_lab.scheduling.policies import (
-    ContinuousBatching,
-    DynamicProgram,
-    LengthBuckets,
-    NaivePadding,
-    NoBatching,
-    TokenBudget,
-)
 from eet_lab.scheduling.policy import BasePolicy, Plan, W
 from eet_lab.scheduling.served import Passes, Served
 from eet_lab.scheduling.simulator import simulate_traffic

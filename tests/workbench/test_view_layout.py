@@ -141,9 +141,8 @@ def test_what_techniques_need_and_bring_can_be_read(opened: Open, theme: str) ->
 )
 def test_all_of_a_run_is_in_view_and_nothing_covers_it(opened: Open, width: int, large: bool) -> None:
     states = page_states.laddered()
-    first = states["runs"]["rows"][0]
-    first |= {"recipe": "all - mask removal - packed prefill against all", "name": "My <b>ladder</b>"}
-    first["note"] = "noisy box, second helper reading & more"
+    named = {"name": "My <b>ladder</b>", "note": "noisy box, a second one reading & more"}
+    states["runs"]["rows"][0] |= {"recipe": "all - mask removal - packed prefill against all", **named}
     page = opened(states, width=width, large=large)  # 1270: JupyterLab at 1440 px
     assert page.locator(".eet-scroll").evaluate("(list) => list.scrollWidth - list.clientWidth") <= 0
     assert page.evaluate(HIDDEN, ".eet-name, .eet-run-recipe, .eet-note-text, .eet-name-more > :first-child") == []
