@@ -143,7 +143,8 @@ class PatientProtocol(H11Protocol):
         """408 is what a client gets that is still there, and the connection ends."""
         self._header_timer = None
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self._refuse(ApiError(408, f"The request's headers took longer than {plain(self._header_s)} s. Send them at once."))
+            late = f"The request's headers took longer than {plain(self._header_s)} s. Send them at once."
+            self._refuse(ApiError(408, late))
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls where h11 cannot read what came."""
