@@ -145,6 +145,8 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<T, kWarps>) norm_backward
     mean = next_mean, scale = next_scale;
     if (++stage == kStages) stage = 0;
   }
+  // Teams without a row in the block's last turn: racecheck holds warps of one block that passed as many barriers ordered.
+  if (a.log_team && row - team < a.num_tokens) eet::barrier(1 + team, 32 << a.log_team);
 
   // The ring's memory is free now: the block adds up its teams' columns there, and leaves a row of each sum.
   eet::let_next_begin();

@@ -8,7 +8,7 @@ import pytest
 from families import ours
 
 from eet_lab.bench.rows import append, read
-from eet_lab.bench.serving import HF, HTTP, serve_all
+from eet_lab.bench.serving import HF, HF_SERVE, HTTP, serve_all
 from eet_lab.bench.workloads import Requests
 from eet_lab.commands.bench_tables import serve_table
 from eet_lab.errors import Cancelled, PromptError, RecipeError
@@ -18,11 +18,24 @@ RECIPE = "all,continuous_batching:rows=3:chunk=8:budget=16"
 
 
 def test_names_and_workloads_are_inverse():
-    for name in ("serve:llama-1b/r256/p100-1024/n512/all", "serve:some/folder/r1/p7/n1/all"):
+    for name in (
+        "serve:llama-1b/r256/p100-1024/n512/all",
+        "serve:llama-1b/r256/p100-1024/n100-1024/all",
+        "serve:some/folder/r1/p7/n1/all",
+    ):
         assert str(Requests.parse(name)) == name
     lengths = [*map(len, Requests.parse("serve:demo/r500/p100-1024/n1/all").prompts(50))]
     assert len(lengths) == 500 and 100 <= min(lengths) < 110 and 1010 < max(lengths) <= 1024
-    for wrong in ("serve:demo/r0/p1/n1/all", "serve:demo/r2/p9-3/n1/all", "serve:demo/r2/p3/n1/now", "serve:demo"):
+    answers = Requests.parse("serve:demo/r500/p1/n100-1024/all").new_lengths()
+    assert len(answers) == 500 and 100 <= min(answers) < 110 and 1010 < max(answers) <= 1024
+    assert {*Requests.parse("serve:demo/r9/p1/n7/all").new_lengths()} == {7}
+    for wrong in (
+        "serve:demo/r2/p1/n9-3/all",
+        "serve:demo/r0/p1/n1/all",
+        "serve:demo/r2/p9-3/n1/all",
+        "serve:demo/r2/p3/n1/now",
+        "serve:demo",
+    ):
         with pytest.raises(PromptError):
             Requests.parse(wrong)
 
@@ -31,7 +44,7 @@ def test_ours_and_transformers_serve_the_same_tokens(tmp_path):
     steps = []
     rows, remarks = serve_all(
         ours("llama"),
-        "serve:any/r7/p2-14/n6/all",
+        "serve:any/r7/p2-14/n3-6/all",
         RECIPE,
         ("eet_lab", HF),
         repeats=1,
@@ -49,12 +62,14 @@ def test_ours_and_transformers_serve_the_same_tokens(tmp_path):
 
 
 def test_the_same_requests_over_http(tmp_path):
-    rows, remarks = serve_all(ours("llama"), "serve:any/r7/p2-14/n6/all", RECIPE, ("eet_lab", HTTP), repeats=1)
-    assert [row.provider for row in rows] == ["eet_lab", HTTP] and remarks == []
-    within, over = rows
+    workload = Requests.parse("serve:any/r7/p2-14/n3-6/all")
+    rows, remarks = serve_all(ours("llama"), workload, RECIPE, ("eet_lab", HTTP, HF_SERVE), repeats=1)
+    assert [row.provider for row in rows] == ["eet_lab", HTTP, HF_SERVE] and remarks == []
+    within, over, theirs = rows
+    assert theirs.same_tokens and theirs.tok_s == pytest.approx(sum(workload.new_lengths()) / theirs.total_ms.p50 * 1e3)
     assert over.same_tokens and over.recipe == within.recipe and over.name == f"{HTTP} {over.recipe}"
     assert over.tok_s > 0 and over.percentiles["ttft_ms"]["p50"] <= over.percentiles["e2e_ms"]["p50"]
-    assert over.tok_s == pytest.approx(7 * 6 / over.total_ms.p50 * 1e3)
+    assert over.tok_s == pytest.approx(sum(workload.new_lengths()) / over.total_ms.p50 * 1e3)
     [path] = append(rows, tmp_path)
     assert read(path) == rows
 

@@ -23,7 +23,7 @@ from eet_lab.bench.op_workloads import OpWorkload
 from eet_lab.bench.ops import benchmark_op
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.rows import OURS, Row, append
-from eet_lab.bench.serving import HF, HTTP, run_stream, serve_all
+from eet_lab.bench.serving import HF, HF_SERVE, HTTP, run_stream, serve_all
 from eet_lab.bench.train_ops import TRAIN_CASES
 from eet_lab.bench.training import train_all
 from eet_lab.bench.workloads import Requests, Stream, Texts, TrainBatch, Workload
@@ -168,14 +168,16 @@ def keep(session: Session, rows: Sequence[Row], remarks: Sequence[str], table: C
     print(table(rows), *remarks, sep="\n", flush=True)
 
 
-def served(text: str, *recipes: str, providers: Sequence[str] = (OURS, HF)) -> Callable[[Session], Any]:
+def served(
+    text: str, *recipes: str, providers: Sequence[str] = (OURS, HF), repeats: int = 2
+) -> Callable[[Session], Any]:
     """Recipes, the same behind our server, and transformers' own continuous batching on one workload of requests."""
 
     def work(session: Session) -> Any:
-        requests = Requests.parse("serve:smoke/r5/p1-20/n4/all" if session.smoke else text)
+        requests = Requests.parse("serve:smoke/r5/p1-20/n2-4/all" if session.smoke else text)
         model = session.model(requests.model)
         rows, remarks = serve_all(
-            model, requests, recipes, providers, repeats=1 if session.smoke else 2, cancel=session.deadline
+            model, requests, recipes, providers, repeats=1 if session.smoke else repeats, cancel=session.deadline
         )
         keep(session, rows, remarks, serve_table)
         return {"rows": len(rows), "tok_s": {row.name: round(row.tok_s or 0) for row in rows}, "remarks": remarks}
@@ -264,14 +266,19 @@ PARTS: dict[str, Part] = {
             *(f"all,continuous_batching:rows={rows}:budget=2048:chunk=1024" for rows in (64, 256)),
         ),
     ),
-    "serve-llama-http": Part(
-        120,
-        served(
-            "serve:llama-1b/r256/p100-1024/n1024/all",
-            "all,continuous_batching:rows=256:budget=2048:chunk=1024",
-            providers=(OURS, HTTP),
-        ),
-    ),
+    # Half of the time each: transformers within a process, and as a server.
+    **{
+        name: Part(
+            330,
+            served(
+                "serve:llama-1b/r256/p100-1024/n100-1024/all",
+                "all,continuous_batching:rows=256:budget=2048:chunk=1024",
+                providers=(OURS, HTTP, peer),
+                repeats=1,
+            ),
+        )
+        for name, peer in (("serve-llama-http", HF), ("serve-llama-http-hf", HF_SERVE))
+    },
     "encode-bert": Part(60, encoded("encode:bert-base/t2048/p5-500", "pre_padding", "all")),
     "policies-bert": Part(100, highest_loads("bert-base")),
     "simulated-llama": Part(

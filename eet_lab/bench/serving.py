@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 
 from eet_lab.bench import timing
@@ -24,6 +23,15 @@ from eet_lab.bench.measured import Spread
 from eet_lab.bench.parity import ParityCheck, parity
 from eet_lab.bench.peers import to_hf
 from eet_lab.bench.rows import OURS, Row, distinct, equality, named, taken
+from eet_lab.bench.serving_peers import (
+    TIMEOUT_S,
+    UP_S,
+    Asked,
+    ServingRun,
+    loaded,
+    served_by_hf,
+    served_by_hf_serve,
+)
 from eet_lab.bench.timing import Series, on_host
 from eet_lab.bench.workloads import Requests, Stream
 from eet_lab.engine.engine import Engine
@@ -36,44 +44,17 @@ from eet_lab.models.transcript import Transcript, ended_by
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling import Request
 from eet_lab.scheduling.served import percentiles
-from eet_lab.scheduling.traffic import Traffic
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
-from eet_lab.words import counted
-
-
-class ServingRun(NamedTuple):
-    """Seconds in all, and for each request the ms to its first token and to its last, and how many tokens it got.
-
-    What it got is told by `tokens`, or by `texts` where only these came.
-    """
-
-    total_s: float
-    first_ms: Sequence[float]
-    last_ms: Sequence[float]
-    counts: Sequence[int]
-    tokens: Sequence[Sequence[int]] | None = None
-    texts: Sequence[str] | None = None
-
-    @property
-    def tok_s(self) -> float:
-        return sum(self.counts) / self.total_s
-
-    @property
-    def tpot_ms(self) -> list[float]:
-        """The times of the requests that have more than one token."""
-        each = zip(self.first_ms, self.last_ms, self.counts, strict=True)
-        return [(last - first) / (count - 1) for first, last, count in each if count > 1]
-
 
 HTTP = "eet_lab-http"
-TIMEOUT_S = 3600.0
-UP_S = 600.0
+HF = "hf-generate-batch"
+HF_SERVE = "hf-serve"
 
 
 @contextmanager
 def served_over_http(
-    model: Model, recipe: Recipe, prompts: Sequence[Sequence[int]], settings: Settings, cancel: Cancel | None = None
+    model: Model, recipe: Recipe, asked: Asked, cancel: Cancel | None = None
 ) -> Iterator[Callable[[], ServingRun]]:
     """A server that lasts as long as the block, and what sends it all requests at once. Errors: SetupError, Cancelled.
 
@@ -83,31 +64,17 @@ def served_over_http(
         from eet_lab.serving.handle import serve
     except ImportError as error:
         raise SetupError(f"{HTTP} needs {error.name}: pip install 'eet-lab[serve]'") from error
-    from eet_lab.serving.load import Target, run_load
+    from eet_lab.serving.load import Target
 
-    lengths = np.array([len(prompt) for prompt in prompts])
-    traffic = Traffic(np.zeros(len(prompts)), lengths, np.full(len(prompts), settings.max_new_tokens), "all at once")
     limits: dict[str, Any] = {
-        "max_queued_requests": len(prompts),
-        "max_queued_tokens": int(lengths.sum()),
+        "max_queued_requests": len(asked.prompts),
+        "max_queued_tokens": sum(map(len, asked.prompts)),
         "request_s": TIMEOUT_S,
     }
-    columns = int(lengths.max()) + settings.max_new_tokens
-    server = serve(model, recipe, max_model_len=columns, **limits)
-
-    def run() -> ServingRun:
-        loaded = run_load(
-            Target(server.url), traffic, prompts, timeout_s=TIMEOUT_S, keep_text=True, apart=True, cancel=cancel
-        )
-        if loaded.reasons:
-            missing = counted(sum(loaded.reasons.values()), "request")
-            raise SetupError(f"The server did not answer {missing}: {'; '.join(loaded.reasons)}.")
-        first, last = loaded.first_ms.tolist(), loaded.last_ms.tolist()
-        return ServingRun(loaded.span_s, first, last, loaded.told.tolist(), texts=loaded.texts)
-
+    server = serve(model, recipe, max_model_len=asked.most_columns, **limits)
     try:
         server.wait_until_up(UP_S)
-        yield run
+        yield lambda: loaded(Target(server.url), asked, asked.prompts, cancel)
     finally:
         server.stop()
 
@@ -121,7 +88,6 @@ def streamed_text(model: Model, tokens: Sequence[int]) -> str:
 
 
 RECIPE = "all,continuous_batching:rows=256:budget=2048"
-HF = "hf-generate-batch"
 CHECKED = 8
 """Prompts of the workload whose tokens are checked before anything is timed, and the new tokens of each."""
 
@@ -145,22 +111,26 @@ def serve_all(
     """
     timing.check_repeats(repeats)
     requests = Requests.of(requests, model)
-    providers = named(providers, (OURS, HTTP, HF), "requests")
+    providers = named(providers, (OURS, HTTP, HF, HF_SERVE), "requests")
     has_recipes = not {OURS, HTTP}.isdisjoint(providers)
     chosen, remarks = distinct(recipes, model.device, model.config) if has_recipes else ([], [])
-    prompts, settings = requests.prompts(model.config.vocab_size), Settings(requests.new_tokens)
+    asked = Asked.of(requests, model.config.vocab_size)
     series: dict[tuple[str, str], Series[ServingRun]] = {}
     with ExitStack() as open_engines:
         for recipe in chosen:
-            _check(model, recipe, prompts, settings)
+            _check(model, recipe, asked)
             if OURS in providers:
-                engine = open_engines.enter_context(closing(_ready(model, recipe, prompts, settings)))
-                series[OURS, str(recipe)] = Series(str(recipe), partial(served, engine, prompts, settings, cancel))
+                engine = open_engines.enter_context(closing(_ready(model, recipe, asked)))
+                series[OURS, str(recipe)] = Series(str(recipe), partial(served, engine, asked, cancel))
             if HTTP in providers:
-                over_http = served_over_http(model, recipe, prompts, settings, cancel)
+                over_http = served_over_http(model, recipe, asked, cancel)
                 series[HTTP, str(recipe)] = Series(f"{HTTP} {recipe}", open_engines.enter_context(over_http))
         if HF in providers:
-            series[HF, ""] = Series(HF, partial(served_by_hf, to_hf(model.decoder), prompts, settings))
+            series[HF, ""] = Series(HF, partial(served_by_hf, to_hf(model.decoder), asked))
+        if HF_SERVE in providers:
+            series[HF_SERVE, ""] = Series(
+                HF_SERVE, open_engines.enter_context(served_by_hf_serve(model, asked, cancel))
+            )
         timing.after_warm_up([*series.values()], repeats, progress, cancel)
     first = next(iter(series.values())).runs[0]
     medians = {who: timing.median_run(each.runs, lambda run: run.tok_s) for who, each in series.items()}
@@ -175,31 +145,30 @@ def _are_same(model: Model, run: ServingRun, other: ServingRun) -> bool:
     return all(one == another for one, another in zip(*texts, strict=True))
 
 
-def _check(model: Model, recipe: Recipe, prompts: Sequence[Sequence[int]], settings: Settings) -> None:
+def _check(model: Model, recipe: Recipe, asked: Asked) -> None:
     """RecipeError for a recipe whose requests cannot join, or whose tokens are wrong on a sample."""
     if recipe.parts.schedule.max_rows is None:
         raise RecipeError(f"{recipe or 'The baseline'} serves no requests that join: add continuous_batching to it.")
-    found = parity(model.decoder, recipe.parts, prompts[:CHECKED], Settings(min(CHECKED, settings.max_new_tokens)))
+    few = Settings(min(CHECKED, *asked.new_tokens))
+    found = parity(model.decoder, recipe.parts, asked.prompts[:CHECKED], few)
     if found.verdict == "different":
         raise RecipeError(f"{recipe} gives other tokens, so it is not timed: {found.explanation}")
 
 
-def _ready(model: Model, recipe: Recipe, prompts: Sequence[Sequence[int]], settings: Settings) -> Engine:
+def _ready(model: Model, recipe: Recipe, asked: Asked) -> Engine:
     """An engine with room for all."""
     engine = Engine(model.decoder, recipe.parts)
     rows = recipe.parts.schedule.max_rows
     assert rows is not None
-    engine.reserve(rows, max(map(len, prompts)), settings)
+    engine.reserve(rows, max(map(len, asked.prompts)), Settings(max(asked.new_tokens)))
     return engine
 
 
-def served(
-    engine: Engine, prompts: Sequence[Sequence[int]], settings: Settings, cancel: Cancel | None = None
-) -> ServingRun:
+def served(engine: Engine, asked: Asked, cancel: Cancel | None = None) -> ServingRun:
     """Add all prompts and step until the last is done. Times count from before the first one is added."""
     engine.reset_prefix_cache()  # else a repeated run would find its own prompts
     start = time.perf_counter()
-    requests = [engine.add(prompt, settings) for prompt in prompts]
+    requests = [engine.add(prompt, Settings(new)) for prompt, new in zip(*asked, strict=True)]
     first_ms: dict[Request, float] = {}
     last_ms: dict[Request, float] = {}
     while any(not request.done for request in reversed(requests)):
@@ -213,28 +182,6 @@ def served(
     total_s, tokens = time.perf_counter() - start, [request.generated for request in requests]
     first, last = ([*map(each.__getitem__, requests)] for each in (first_ms, last_ms))
     return ServingRun(total_s, first, last, [*map(len, tokens)], tokens)
-
-
-def served_by_hf(model: Any, prompts: Sequence[Sequence[int]], settings: Settings) -> ServingRun:
-    """The same by transformers' own continuous batching, `generate_batch`.
-
-    On a CPU its cache takes a twentieth of the memory: by default it fills most of the machine's with zeros, for which
-    24 GiB take half a minute.
-    """
-    import transformers
-    from transformers import GenerationConfig
-
-    cache: dict[str, Any] = {}
-    if model.device.type == "cpu" and hasattr(transformers, "ContinuousBatchingConfig"):
-        cache["continuous_batching_config"] = transformers.ContinuousBatchingConfig(max_memory_percent=0.05)
-    how = GenerationConfig(max_new_tokens=settings.max_new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    start = time.perf_counter()
-    found = model.generate_batch(inputs=[*map(list, prompts)], generation_config=how, record_timestamps=True, **cache)
-    total_s = time.perf_counter() - start
-    outputs = [found[f"req_{number}"] for number in range(len(prompts))]
-    times = [[(at - start) * 1e3 for at in output.timestamps] for output in outputs]
-    tokens = [output.generated_tokens for output in outputs]
-    return ServingRun(total_s, [t[0] for t in times], [t[-1] for t in times], [*map(len, tokens)], tokens)
 
 
 def _row(requests: Requests, who: tuple[str, str], model: Model, run: ServingRun, same: bool) -> Row:

@@ -157,11 +157,14 @@ class Drawn(Named):
 
 @dataclass(frozen=True)
 class Requests(Drawn):
-    """A model, and so many requests with prompts of `low` to `high` tokens."""
+    """A model, and so many requests with prompts of `low` to `high` tokens.
+
+    `new_tokens` is what each is answered with, or with `most_new_tokens` the fewest: then it is random, too.
+    """
 
     kind = _kind(
         "serve workload",
-        "r<requests requests>" + SPAN + NEW + "/<arrivals arrivals>",
+        "r<requests requests>" + SPAN + NEW + "[-<most_new_tokens most new tokens>]/<arrivals arrivals>",
         "llama-1b/r256/p100-1024/n512/all",
         SERVE,
     )
@@ -170,12 +173,22 @@ class Requests(Drawn):
     low: int
     high: int
     new_tokens: int
+    most_new_tokens: int | None = None
     arrivals: str = "all"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.arrivals != "all":
             raise PromptError(f"arrivals is {self.arrivals!r}, but it must be 'all': all requests are there at once.")
+        if self.most_new_tokens is not None and self.most_new_tokens < self.new_tokens:
+            raise PromptError(
+                f"Answers from {self.new_tokens} to {self.most_new_tokens} tokens: the second must not be the smaller."
+            )
+
+    def new_lengths(self, seed: int = 0) -> list[int]:
+        """New tokens of each request, uniform; the same for the same seed, and drawn apart from the prompts."""
+        draw = random.Random(f"new tokens, {seed}")
+        return [draw.randint(self.new_tokens, self.most_new_tokens or self.new_tokens) for _ in range(self.requests)]
 
 
 @dataclass(frozen=True)

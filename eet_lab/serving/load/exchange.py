@@ -115,6 +115,8 @@ class Exchange:
             self.end("failed", f"in the stream: {_said(found)}")
             return
         self._usage = found.get("usage") or self._usage
+        # transformers serve sends no [DONE]: its last event tells why the answer ended, and the usage.
+        self._is_done |= self._usage is not None and any(choice.get("finish_reason") for choice in choices)
         if text := "".join(map(_text_of, choices)):
             self.last_at = self._clock()
             self.first_at = self.first_at or self.last_at
