@@ -277,7 +277,7 @@ PARTS: dict[str, Part] = {
                 repeats=1,
             ),
         )
-        for name, peer in (("serve-llama-http", HF), ("serve-llama-http-hf", HF_SERVE))
+        for name, peer in (("serve-llama-http", HF), ("serve-llama-hf-serve", HF_SERVE))
     },
     "encode-bert": Part(60, encoded("encode:bert-base/t2048/p5-500", "pre_padding", "all")),
     "policies-bert": Part(100, highest_loads("bert-base")),

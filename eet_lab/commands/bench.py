@@ -48,7 +48,8 @@ PyTorch. --append adds a JSON line for each to <gpu>.jsonl in that folder.
 serve:model/r<requests>/p<prompt tokens>/n<new tokens>/all are so many requests that are all there at once, for recipes
 with continuous_batching (eet_lab), for the same behind our server on this machine (eet_lab-http), and for
 transformers' generate_batch (hf-generate-batch) and its server (hf-serve). n100-1024 draws a length for each.
-encode:model/t<texts>/p<tokens of each> are so many texts for an encoder, in order of arrival; its providers are eet_lab, hf-sdpa (padded), and hf-sdpa-sorted (by length before).
+encode:model/t<texts>/p<tokens of each> are so many texts for an encoder, in order of arrival; its
+providers are eet_lab, hf-sdpa (padded), and hf-sdpa-sorted (by length before).
 
 accuracy:model/b<rows>/p<prompt tokens>/n<new tokens> forces held-out text on the decode steps of a trained model: how
 far the distributions of the next token are from fp32 (Kullback-Leibler divergence), and how likely the text's tokens.
