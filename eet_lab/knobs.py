@@ -78,6 +78,8 @@ def read_knobs(technique: Any, turns: Iterable[str]) -> dict[str, Any]:
         if name not in knobs:
             has = f"its knobs are {', '.join(knobs)}" if knobs else "it has no knobs"
             raise RecipeError(f"{technique.name} has no knob {name!r}; {has}.{did_you_mean(name, knobs)}")
+        if name in values:
+            raise RecipeError(f"{technique.name}:{name} is given twice; give it once.")
         kind: type = type(knobs[name].default)
         try:
             values[name] = {"True": True, "False": False}[text] if kind is bool else kind(text)

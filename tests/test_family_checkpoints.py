@@ -136,6 +136,10 @@ LONG = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}
             "factor is None.*'yarn' needs rope_theta.*Mend config",
         ),
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": -1}}, "factor is -1 .*positive number"),
+        ("llama", {"rope_parameters": "linear"}, "rope_parameters is 'linear', but .*Mend config"),
+        ("llama", {"rope_parameters": None, "rope_scaling": ["linear", 2]}, r"rope_scaling is \['linear', 2\], but"),
+        ("llama", {"rope_parameters": {"rope_type": ["linear"]}}, r"rope type \['linear'\] is not supported"),
+        ("llama", {"rope_parameters": {"full_attention": LONG}}, "rope_parameters differ by layer.*full_attention"),
         (
             "llama",
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},

@@ -30,6 +30,19 @@ ENCODERS = {
         hf.DistilBertConfig(dim=32, n_layers=2, n_heads=4, hidden_dim=48, vocab_size=97)
     ),
 }
+BART = {
+    f"{stack}_{name}": size
+    for stack in ("encoder", "decoder")
+    for name, size in (("attention_heads", 4), ("ffn_dim", 48))
+}
+CROSSED = {
+    "bart": lambda: hf.BartForConditionalGeneration(
+        hf.BartConfig(vocab_size=97, d_model=32, encoder_layers=2, decoder_layers=2, max_position_embeddings=64, **BART)
+    ),
+    "bert": lambda: hf.BertLMHeadModel(
+        hf.BertConfig(**SIZES, vocab_size=97, is_decoder=True, add_cross_attention=True)
+    ),
+}
 LENGTHS = [3, 11, 1, 7]
 
 
@@ -110,6 +123,27 @@ def test_no_mask_at_all_means_no_pads():
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("num_queries", [5, 11, 16])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", CROSSED)
+def test_queries_look_at_another_text_as_with_sdpa(family, side, num_queries):
+    """Pads of the source are no pads of those that look at it, which may be fewer, as many or more."""
+    model, (ids, mask) = shaken(CROSSED[family]), padded(side)
+    targets = torch.randint(2, 97, (len(LENGTHS), num_queries))
+    states = torch.randn(*ids.shape, 32)
+    how = {"bart": dict(input_ids=ids, attention_mask=mask, decoder_input_ids=targets)}
+    how["bert"] = dict(input_ids=targets, encoder_hidden_states=states, encoder_attention_mask=mask)
+    found = []
+    for name in ("sdpa", "eet"):
+        with torch.no_grad():
+            found.append(with_attention(model, name)(**how[family]).logits)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    if family == "bart":
+        how = dict(input_ids=ids, attention_mask=mask, max_new_tokens=num_queries, do_sample=False)
+        answers = [with_attention(model, name).generate(**how) for name in ("sdpa", "eet")]
+        assert torch.equal(*answers)
+
+
 def test_a_model_that_asks_for_no_mask_is_refused():
     """As GPT-2's of transformers 4.56 does: its pads would be read, and nothing would say so."""
     x = torch.ones(1, 2, 3, 8)
@@ -135,6 +169,8 @@ def test_what_it_cannot_do_is_told_with_a_remedy():
     holes[1, 5] = 0
     with pytest.raises(ModelError, match="Row 1 .* pads between its tokens.*sdpa"):
         model(input_ids=ids, attention_mask=holes)
+    with pytest.raises(ModelError, match=r"a mask of its own \[4, 1, 11, 11\].* real tokens \[B,K\].*sdpa"):
+        model(input_ids=ids, attention_mask=torch.zeros(4, 1, 11, 11))
     model.config.attention_dropout = 0.1
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.1

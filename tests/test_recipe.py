@@ -140,6 +140,7 @@ def test_all_on_a_gpu_is_all_that_loses_nothing(monkeypatch):
         ("packed_prefill,pre_padding", "needs mask_removal; turn that on as well"),
         ("mask_removal:x=1", "no knobs"),
         ("pre_padding:read=shortest,pre_padding", "pre_padding is named twice"),
+        ("memory_reuse:kv=paged:kv=static", "memory_reuse:kv is given twice"),
         ("cuda_graphs", "needs memory_reuse"),
     ],
 )

@@ -30,9 +30,9 @@ def register_attention(name: str = "eet") -> None:
         model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eet")
 
     Two numbers bound the keys of a row, so pads (left or right) are neither read nor computed with; a pad's own output
-    is zero. Causal, sliding-window and bidirectional attention, with and without a cache. On a GPU, passes in
-    inference take our kernels, but for windows that are not causal; all others take PyTorch's attention over each row's
-    own keys, which can be differentiated.
+    is zero. Causal, sliding-window, bidirectional and cross attention, with and without a cache. On a GPU, passes in
+    inference take our kernels, but for cross attention and windows that are not causal; all others take PyTorch's
+    attention over each row's own keys, which can be differentiated.
     Errors, when the model runs: ModelError for masks that two numbers cannot say, dropout, and attention weights.
     """
     from transformers import AttentionInterface
@@ -53,6 +53,7 @@ class RealTokens(Tensor):
     """transformers' mask [B,K] as it came, True for real tokens. It brings the host's numbers: read once a pass."""
 
     bounds: Bounds
+    may_cross: bool  # queries of another text may look at them, as far as the model's config tells
 
 
 def real_tokens(
@@ -62,6 +63,7 @@ def real_tokens(
     mask_function: Callable | None = None,
     attention_mask: Tensor | None = None,
     device: torch.device | str = "cpu",
+    config: object = None,
     **others: Any,
 ) -> RealTokens:
     """`attention_mask` [B,K], or all True, as `AttentionMaskInterface` asks for it once a pass.
@@ -84,6 +86,7 @@ def real_tokens(
         )
     told = real.as_subclass(RealTokens)
     told.bounds = Bounds(*bounds)
+    told.may_cross = any(getattr(config, name, False) for name in ("is_encoder_decoder", "is_decoder"))
     return told
 
 
@@ -104,6 +107,11 @@ def attention(
         raise ModelError(f"eet attention takes no {reason}. {REMEDY}")
     if not isinstance(attention_mask, RealTokens):
         asker = f"{type(module).__name__} of transformers {version('transformers')}"
+        if attention_mask is not None:
+            raise ModelError(
+                f"{asker} was given a mask of its own {list(attention_mask.shape)}; give attention_mask as real tokens "
+                f"[B,K], if a first and a last key say it. {REMEDY}"
+            )
         raise ModelError(
             f"{asker} does not ask AttentionMaskInterface for its mask, so pads would be read as tokens. Use a newer "
             "transformers, or attn_implementation='sdpa'."
@@ -112,9 +120,18 @@ def attention(
     keys, held = attention_mask.bounds, attention_mask.shape[1]
     key, value = key[:, :, :held], value[:, :, :held]  # a static cache is longer than its tokens
     spec = Spec(query.shape[1], key.shape[1], key.shape[3], is_causal, sliding_window, scaling)
-    if _kernels_take(query, key, value, spec):
+    is_cross = not is_causal and _is_cross(module, attention_mask, query.shape[2])
+    if not is_cross and _kernels_take(query, key, value, spec):
         return _by_kernel(query, key, value, keys, spec), None
-    return _by_torch(query, key, value, keys, is_causal, sliding_window, scaling), None
+    return _by_torch(query, key, value, keys, spec, is_cross), None
+
+
+def _is_cross(module: torch.nn.Module, real: RealTokens, num_queries: int) -> bool:
+    """Whether queries that see all keys are those of another text, so that its pads are none of theirs.
+
+    As many may be by chance: then a module tells by `is_decoder`; where it does not, its model might have such.
+    """
+    return num_queries != real.shape[1] or getattr(module, "is_decoder", real.may_cross)
 
 
 def _refused(dropout: float, others: dict[str, Any]) -> list[str]:
@@ -124,18 +141,17 @@ def _refused(dropout: float, others: dict[str, Any]) -> list[str]:
     return found + ["dropout (set the model's attention dropout to 0)"] * (dropout > 0)
 
 
-def _by_torch(
-    query: Tensor, key: Tensor, value: Tensor, keys: Bounds, is_causal: bool, window: int | None, scaling: float | None
-) -> Tensor:
+def _by_torch(query: Tensor, key: Tensor, value: Tensor, keys: Bounds, spec: Spec, is_cross: bool) -> Tensor:
     """Rows that see the same keys take one call together."""
     (B, H, Q, D), K = query.shape, key.shape[2]
+    is_causal, window = spec.causal, spec.window
     out = query.new_zeros(B, Q, H, D)
     bounds = list(zip(*keys, strict=True))
     groups = [slice(0, B)] if len(set(bounds)) == 1 else [slice(row, row + 1) for row in range(B)]
     for rows in groups:
         begin, end = bounds[rows.start]
-        first, last = max(begin - (K - Q), 0), end - (K - Q)  # its queries that are no pads
-        if first >= last:
+        first, last = (0, Q) if is_cross else (max(begin - (K - Q), 0), end - (K - Q))  # its queries that are no pads
+        if first >= last or begin >= end:
             continue
         num = last - first
         if window is not None and is_causal:
@@ -153,7 +169,7 @@ def _by_torch(
             value[rows, :, begin:end],
             attn_mask=mask,
             is_causal=is_causal and num > 1 and mask is None,
-            scale=scaling,
+            scale=spec.scale,
             **({"enable_gqa": True} if key.shape[1] < H else {}),
         )
         out[rows, first:last] = mixed.transpose(1, 2)

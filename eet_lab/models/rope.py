@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.errors import ModelError, did_you_mean
+from eet_lab.words import shortened
 
 REQUIRED: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -66,11 +67,13 @@ def read_rope(settings: Mapping[str, Any]) -> Rope:
 
     Errors: ModelError.
     """
-    told = settings.get("rope_parameters") or {}
+    told = _object(settings, "rope_parameters")
     if not told:
-        told = {"rope_theta": settings.get("rope_theta", 10000.0), **(settings.get("rope_scaling") or {})}
+        told = {"rope_theta": settings.get("rope_theta", 10000.0), **_object(settings, "rope_scaling")}
+    if layers := [name for name, value in told.items() if isinstance(value, Mapping)]:
+        raise ModelError(f"The rope_parameters differ by layer ({', '.join(layers)}), which is not supported. {REMEDY}")
     kind = told.get("rope_type", told.get("type", "default"))
-    if kind not in REQUIRED:
+    if not isinstance(kind, str) or kind not in REQUIRED:
         hint = did_you_mean(str(kind), REQUIRED)
         raise ModelError(f"The rope type {kind!r} is not supported; supported: {', '.join(REQUIRED)}.{hint} {REMEDY}")
     if told.get("partial_rotary_factor", settings.get("partial_rotary_factor", 1.0)) not in (None, 1):
@@ -85,6 +88,17 @@ def rope_settings(rope: Rope) -> dict[str, Any]:
     """The same as a config has it, in the older way, which every version of transformers reads."""
     scaling = None if rope.kind == "default" else {"rope_type": rope.kind, **dict(rope.numbers)}
     return {"rope_theta": rope.theta, "rope_scaling": scaling}
+
+
+def _object(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A part of the config that has names of its own, or none."""
+    value = settings.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise ModelError(
+            f"{name} is {shortened(value)}, but it must be an object such as {{'rope_type': 'linear', 'factor': 2.0}}. "
+            "Mend config.json, or download or save the model again."
+        )
+    return value
 
 
 def _number(told: Mapping[str, Any], name: str, kind: str) -> float:
