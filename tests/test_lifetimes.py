@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import fields, replace
 
 import pytest
@@ -76,6 +78,16 @@ def test_what_is_made_without_pytorch_has_its_shapes_and_types(dtype):
         long = torch.ones(3, dtype=torch.long, device=device)
         x, y = torch.ones(2, 1, 5, dtype=dtype, device=device), torch.ones(3, 1, dtype=dtype, device=device)
         yield from (x + y, x - 1, 2 * x, x.float() * y, long % 2, long // 2, long + 1.5, x < y, x == 0, y >= 0.5)
+        yield from (
+            1 / x,
+            2 / long,
+            long >> 1,
+            long ^ long,
+            long[:, None] ^ long,
+            x.masked_fill(x > 0, 1.0),
+            x.clamp(max=2),
+        )
+        yield from (x.softmax(-1), x.cumsum(-1), long.cumsum(0))
         yield from ((x > 0) & (y > 0), (x > 0) | (y <= 1), torch.where(x > 0, y, -1.0), torch.where(long != 1, long, 0))
         yield from (
             torch.empty_like(x),
@@ -96,6 +108,24 @@ def test_what_is_made_without_pytorch_has_its_shapes_and_types(dtype):
     with NoArithmetic():
         made = list(results("meta"))
     assert [(each.shape, each.dtype) for each in made] == [(each.shape, each.dtype) for each in real]
+
+
+IMPORTS = """
+import sys, eet_lab
+model = eet_lab.load("demo", device="cpu")
+engine = eet_lab.Engine(model.decoder, eet_lab.Recipe.parse("all,continuous_batching", "cpu").parts)
+for how in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5, "top_p": 0.5}, {"logprobs": 2}):
+    request = engine.add([1, 2, 3], eet_lab.Settings(2, **how))
+    while not request.done:
+        engine.step()
+    assert not {"torch._dynamo", "sympy"} & set(sys.modules), how
+"""
+
+
+def test_the_first_request_of_a_kind_does_not_wait_for_pytorchs_compiler():
+    """Its import takes two seconds, in which a server's other requests would wait, too."""
+    run = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
 
 
 def test_a_model_without_data_is_traced_too():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -153,7 +154,8 @@ class MetaTracer:
 
 
 COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
-ARITHMETIC = frozenset(("add", "sub", "mul", "remainder", "where", "__floordiv__", "__and__", "__or__"))
+OPERATORS = {f"__{name}__" for name in ("floordiv", "rdiv", "and", "or", "xor", "rshift")}
+ARITHMETIC = frozenset(("add", "sub", "mul", "remainder", "where", *OPERATORS))
 """Functions of one number from each of their tensors, by the names that torch hands to a mode."""
 
 
@@ -175,9 +177,21 @@ class NoArithmetic(TorchFunctionMode):
         if name in COMPARISONS:
             return _broadcast(args, torch.bool)
         if name in ARITHMETIC and not kwargs:
-            return _broadcast(args, torch.result_type(*args[-2:]))
-        if function in (layer_norm, rms_norm, torch.empty_like):
+            dtype = torch.result_type(*args[-2:])
+            is_whole = name == "__rdiv__" and not dtype.is_floating_point  # whole numbers, but their quotient is none
+            return _broadcast(args, torch.get_default_dtype() if is_whole else dtype)
+        is_plain = name in ("softmax", "cumsum") and not kwargs and args[0].is_floating_point()
+        if is_plain or function in (layer_norm, rms_norm, torch.empty_like):
             return _broadcast(args[:1], args[0].dtype)
+        if name == "sum" and args[1:] == (-1,) and kwargs == {"keepdim": True} and args[0].dtype == torch.bool:
+            return torch.empty((*args[0].shape[:-1], 1), dtype=torch.long, device=META)
+        if name == "masked_fill":
+            return _broadcast(args[:2], args[0].dtype)
+        if name == "clamp" and [*kwargs] == ["max"]:
+            return _broadcast(args, torch.result_type(args[0], kwargs["max"]))
+        if name == "sort":
+            indices = torch.empty(args[0].shape, dtype=torch.long, device=META)
+            return torch.return_types.sort((_broadcast(args[:1], args[0].dtype), indices))
         if name == "argmax" and args[1:] == (-1,):
             return torch.empty(args[0].shape[:-1], dtype=torch.long, device=META)
         if name == "gather":
@@ -193,7 +207,13 @@ class NoArithmetic(TorchFunctionMode):
 
 def _broadcast(args: Sequence[Any], dtype: torch.dtype) -> Tensor:
     shapes = {arg.shape for arg in args if isinstance(arg, Tensor)}
-    return torch.empty(shapes.pop() if len(shapes) == 1 else torch.broadcast_shapes(*shapes), dtype=dtype, device=META)
+    return torch.empty(shapes.pop() if len(shapes) == 1 else _common(shapes), dtype=dtype, device=META)
+
+
+def _common(shapes: Iterable[Sequence[int]]) -> list[int]:
+    """What shapes broadcast to; `torch.broadcast_shapes` imports a compiler's library for it."""
+    sizes = zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
+    return [next((size for size in of_one if size != 1), 1) for of_one in sizes][::-1]
 
 
 def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
