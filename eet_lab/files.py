@@ -5,9 +5,20 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from eet_lab.errors import EETError
 from eet_lab.words import sized, visible
+
+
+def check_folder(folder: Path, what: str, error: type[EETError]) -> None:
+    """Make a folder where there is none; `error`, which names `what` goes there, where nothing can be written to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+    except (OSError, ValueError) as problem:  # a name with a NUL byte is a ValueError
+        why = getattr(problem, "strerror", None) or problem
+        raise error(f"{what} cannot be saved in {visible(str(folder))} ({why}). Choose another folder.") from problem
 
 
 def regular_content(

@@ -8,7 +8,7 @@ import pytest
 
 from eet_lab.errors import TrainingError
 from eet_lab.models import load
-from eet_lab.training import Rows
+from eet_lab.training import Example, Examples, Rows
 
 
 def test_rows_of_text_are_read_once_an_epoch_and_depend_on_the_step_alone(tmp_path):
@@ -21,6 +21,17 @@ def test_rows_of_text_are_read_once_an_epoch_and_depend_on_the_step_alone(tmp_pa
     assert Rows(range(1000), 30, seed=5).batch(0, 4) != steps[0]
     with pytest.raises(TrainingError, match="The text has 5 tokens, but a row has 6"):
         Rows(range(5), 6)
+    for make, says in (
+        (lambda: Rows([[1, 2], [3, 4]], 2), r"tokens is \[\[1, 2\], \[3, 4\]\], but .* Put one behind the other"),
+        (lambda: Rows([[1, 2], [3]], 2), "Put one behind the other"),
+        (lambda: Rows([1.5, 2.5], 2), "must be the token ids"),
+        (lambda: Rows("a text", 2), "give texts to Rows.of_texts"),
+        (lambda: Rows(range(5), 2, seed=-1), "seed is -1, but it must be a whole number from 0"),
+        (lambda: Examples([Example([1, 2])], seed="a"), "seed is 'a'"),
+        (lambda: Rows(range(5), 2).batch(-1, 2), "step is -1"),
+    ):
+        with pytest.raises(TrainingError, match=says):
+            make()
 
 
 def test_rows_of_a_dataset_and_those_that_are_held_out():
@@ -41,12 +52,14 @@ def test_rows_of_a_dataset_and_those_that_are_held_out():
 def test_files_of_text(tmp_path):
     model = load("demo", device="cpu")
     (tmp_path / "a.txt").write_text("A text.", encoding="utf-8")
+    (tmp_path / "mark.txt").write_text("A text.", encoding="utf-8-sig")
     (tmp_path / "a.jsonl").write_text('{"text": "One.\u2028"}\n\n{"text": "Two."}\n', encoding="utf-8")
     (tmp_path / "bad.jsonl").write_text('{"text": "One."}\n["Two."]\n', encoding="utf-8")
     (tmp_path / "cut.jsonl").write_text('{"text": "One')
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     os.mkfifo(tmp_path / "pipe")  # whoever opens it would wait for ever
     assert Rows.of_file(model, tmp_path / "a.txt", 2)[0].ids[0] == model.config.eos_id
+    assert Rows.of_file(model, tmp_path / "mark.txt", 2).ids.tolist() == [model.config.eos_id, *model.encode("A text.")]
     ends = Rows.of_file(model, tmp_path / "a.jsonl", 2).ids.tolist().count(model.config.eos_id)
     assert ends == 2
     for name, says in (

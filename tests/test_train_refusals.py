@@ -27,6 +27,7 @@ from eet_lab.training import IGNORED, Example, Trainer
         ([Example([1, 2], [0.5, 1])], "one for each of its 2 tokens"),
         ([Example([1, 2], ["a", 1])], "one for each of its 2 tokens"),
         ([[1, 2]], r"Example 1 is \[1, 2\], but it must be an Example"),
+        ([Example(None)], "Example 1 has the ids None, but they must be token ids"),
         ([Example([1] * 65)], "Example 1 has 65 tokens, but the model's context is 64"),
     ],
 )
@@ -69,6 +70,11 @@ def test_models_and_parts_that_cannot_be_trained(tmp_path):
         Trainer(families.ours("gpt2"))
     with pytest.raises(ModelError, match="not on 'meta'"):
         Trainer(load("gpt2", device="meta").network)
+    for given in ("all", Recipe.parse("pre_padding")):
+        with pytest.raises(RecipeError, match="Trainer takes Parts, not .* give it .*parts"):
+            Trainer(families.ours("gpt2").network, given)
+    with pytest.raises(TrainingError, match="settings is .*must be TrainSettings"):
+        Trainer(families.ours("gpt2").network, settings={"lr": 0.1})
     with pytest.raises(RecipeError, match="change kv_cache and memory, which training this model does not use"):
         Trainer(families.ours("gpt2").network, parts("pre_padding,memory_reuse"))
     with pytest.raises(RecipeError, match="memory_reuse cannot run on this model: it is for decoders"):
@@ -83,6 +89,19 @@ def test_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
     with pytest.raises(TrainingError, match="is of another model"):
         Trainer(families.ours("opt").network).resume(tmp_path)
     whole = path.read_bytes()
+    other = Trainer(families.ours("gpt2").network, optimizer="sgd")
+    kept = {name: weight.detach().clone() for name, weight in other.parameters.items()}
+    trainer.step([Example([1, 2, 3])])
+    moved = trainer.save(tmp_path / "moved").parent
+    with pytest.raises(TrainingError, match="another kind of optimizer"):
+        other.resume(moved)
+    assert all(torch.equal(kept[name], weight) for name, weight in other.parameters.items())
+    state = torch.load(moved / "trainer.pt", weights_only=True)
+    for wrong in ({"optimizer": {}}, {"num_steps": -4}):
+        torch.save(state | wrong, moved / "trainer.pt")
+        with pytest.raises(TrainingError, match="cannot be read .*lacks the optimizer's state, or its number of steps"):
+            other.resume(moved)
+    assert other.num_steps == 0
 
     def full(state, where):
         where.write_bytes(whole[:100])
@@ -91,7 +110,7 @@ def test_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(TrainingError, match="No space left on device.*as it was"):
         trainer.save(tmp_path)
-    assert path.read_bytes() == whole and [each.name for each in tmp_path.iterdir()] == ["trainer.pt"]
+    assert path.read_bytes() == whole and [each.name for each in tmp_path.glob("trainer*")] == ["trainer.pt"]
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(TrainingError, match="cannot be read"):
         trainer.resume(tmp_path)

@@ -9,6 +9,7 @@ import families
 import pytest
 import torch
 
+from eet_lab.bench.train_compare import compare_training, ladder_training
 from eet_lab.errors import TrainingError
 from eet_lab.training import Rows, Trainer, train
 
@@ -66,7 +67,20 @@ def test_what_a_run_cannot_be_is_told():
         ({"evaluate_every": 2}, "evaluate_every is 2, but there is no held_out"),
         ({"save_every": 2}, "save_every is 2, but there is no folder"),
         ({"save_every": 0, "folder": "x"}, "save_every is 0"),
+        ({"folder": __file__}, "The training cannot be saved in .*File exists.*Choose another folder"),
+        ({"held_out": 3}, "held_out is 3, but it must be examples"),
+        ({"rows": [[1, 2], [3, 4]]}, r"rows is \[\[1, 2\], \[3, 4\]\], but .* Give Rows\(.*Examples\("),
+        ({"rows": None}, "rows is None, but"),
     ]:
         with pytest.raises(TrainingError, match=says):
-            train(started, rows(0), **HOW | changes)
+            train(started, **{"rows": rows(0)} | HOW | changes)
     assert started.num_steps == 2
+    with pytest.raises(TrainingError, match=r"must be a Trainer: give Trainer\(model.network\)"):
+        train(families.ours("gpt2"), rows(0), **HOW)
+
+
+@pytest.mark.parametrize("how", [compare_training, ladder_training])
+def test_what_cannot_say_what_a_step_reads_is_told_before_any_work(how, monkeypatch):
+    monkeypatch.setattr("eet_lab.bench.train_compare.Trainer", lambda *_, **__: pytest.fail("a trainer was made"))
+    with pytest.raises(TrainingError, match=r"rows is \[\[1, 2\]\], but .* Give Rows\("):
+        how(families.ours("gpt2"), [[1, 2]], "pre_padding")

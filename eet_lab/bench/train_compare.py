@@ -24,7 +24,7 @@ from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe, known
 from eet_lab.texts import RecipeLike, as_recipe
 from eet_lab.training import Example, Step, Trainer, TrainSettings
-from eet_lab.training.data import Batches
+from eet_lab.training.data import Batches, check_batches
 from eet_lab.words import plain
 
 BUDGETS = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
@@ -125,6 +125,7 @@ def compare_training(
     None: until the interval of the paired difference is narrow, or `budget_s` is spent. Errors: those of `Trainer`.
     """
     check_repeats(repeats)
+    check_batches(rows)
     check_budget(budget_s)
     recipes = [as_recipe(each, model.device, model.config.in_training) for each in (baseline, recipe)]
     sides = [_Side(model, each, rows, batch_rows, task, settings, cancel) for each in recipes]
@@ -162,6 +163,7 @@ def ladder_training(
     Errors: RecipeError for a recipe without techniques, and those of `Trainer`.
     """
     check_repeats(repeats)
+    check_batches(rows)
     if budget_s is not None:
         check_budget(budget_s)
     full = as_recipe(recipe, model.device, model.config.in_training)

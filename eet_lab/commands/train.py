@@ -39,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train and print; 130 when stopped."""
     from eet_lab.devices import checked_device
+    from eet_lab.errors import ModelError
+    from eet_lab.files import check_folder
     from eet_lab.models.loading import checked_dtype
     from eet_lab.progress import Clock
     from eet_lab.technique import Recipe
@@ -49,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     demo = demo if args.steps is None else demo.in_steps(args.steps)
     dtype = checked_dtype(args.dtype or "float32", device)
     recipe = Recipe.parse(args.recipe, device.partition(":")[0], demo.config.in_training)
+    if args.save:
+        check_folder(args.save, "The model", ModelError)  # before there is anything to lose
     line = ProgressLine(Clock())
     try:
         with stoppable() as stop:

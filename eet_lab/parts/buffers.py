@@ -232,8 +232,8 @@ class Buffered(torch.optim.Optimizer):
         zero, as where a weight had no gradient yet. Errors: TrainingError where it is another model's, or another
         formula's.
         """
+        self.check_state(state_dict)
         states, groups = state_dict["state"], state_dict["param_groups"]
-        self._check_state(states, [len(group["params"]) for group in groups])
         steps = [float(state["step"]) for state in states.values() if "step" in state]
         for i, param in enumerate(self._params()):
             if param not in self.state:
@@ -250,7 +250,9 @@ class Buffered(torch.optim.Optimizer):
         for group, saved in zip(self.param_groups, groups, strict=True):
             group |= {name: value for name, value in saved.items() if name != "params"}
 
-    def _check_state(self, states: dict[int, dict[str, Any]], sizes: list[int]) -> None:
+    def check_state(self, state_dict: dict[str, Any]) -> None:
+        """TrainingError for a state that `load_state_dict` cannot take over; nothing is changed."""
+        states, sizes = state_dict["state"], [len(group["params"]) for group in state_dict["param_groups"]]
         if sizes != [len(group["params"]) for group in self.param_groups]:
             raise TrainingError(
                 f"The optimizer's state has groups of {sizes} tensors, and this optimizer has others: it is the state "
@@ -264,7 +266,7 @@ class Buffered(torch.optim.Optimizer):
                     f"The optimizer's state has {sorted(names[1])}, and this optimizer keeps {sorted(names[0])}: it is "
                     "the state of another kind of optimizer, or of another momentum."
                 )
-            if any(saved[name].shape != param.shape for name in names[1]):
+            if any(saved[name].shape != param.shape for name in {*saved} - {"step"}):
                 raise TrainingError(f"Tensor {i} of the optimizer's state has another shape: it is of another model.")
 
     def _params(self) -> Iterable[Tensor]:

@@ -5,7 +5,7 @@ T tokens of a pass, N of them with a label, B texts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import NamedTuple
 
 import numpy as np
@@ -108,6 +108,8 @@ def checked(examples: Sequence[Example], task: TrainTask, config: Config, number
     for number, example in enumerate(examples, 1):
         if not isinstance(example, Example):
             raise TrainingError(f"Example {number} is {told(example)}, but it must be an Example(ids, labels).")
+        if not isinstance(example.ids, Sized):
+            raise TrainingError(f"Example {number} has the ids {told(example.ids)}, but they must be token ids.")
         if len(example.ids) > longest:
             raise TrainingError(
                 f"Example {number} has {len(example.ids):,} tokens, but the model's context is {longest:,}. Cut it "

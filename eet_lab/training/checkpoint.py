@@ -10,10 +10,17 @@ from typing import Any
 import torch
 
 from eet_lab.errors import TrainingError, first_line
+from eet_lab.files import check_folder
 from eet_lab.words import counted, some
 
 NAME = "trainer.pt"
 FORMAT = 1
+
+
+def check(folder: Path) -> Path:
+    """The folder. TrainingError where `write` could not write to it, told before there is anything to lose."""
+    check_folder(folder, "The training", TrainingError)
+    return folder
 
 
 def write(folder: Path, state: Mapping[str, Any]) -> Path:
@@ -40,11 +47,9 @@ def read(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         found = {name: tuple(tensor.shape) for name, tensor in state["weights"].items()}
-        state["num_steps"], state["optimizer"], version = (
-            int(state["num_steps"]),
-            dict(state["optimizer"]),
-            state["format"],
-        )
+        version, optimizer, state["num_steps"] = state["format"], state["optimizer"], int(state["num_steps"])
+        if state["num_steps"] < 0 or not {"state", "param_groups"} <= {*optimizer}:
+            raise ValueError("it lacks the optimizer's state, or its number of steps is below 0")
     except FileNotFoundError:
         raise TrainingError(f"{folder} has no {NAME}; Trainer.save writes one.") from None
     except Exception as error:  # whatever a damaged file makes torch's reader raise

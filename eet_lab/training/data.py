@@ -16,7 +16,7 @@ import numpy as np
 from eet_lab.errors import TrainingError
 from eet_lab.files import regular_content
 from eet_lab.models import Model
-from eet_lab.scheduling.whole import MOST, check_number, check_whole
+from eet_lab.scheduling.whole import MOST, MOST_SEED, check_number, check_whole
 from eet_lab.training.tasks import IGNORED, Example
 from eet_lab.words import counted, told, visible
 
@@ -32,6 +32,15 @@ class Batches(Protocol):
     def batch(self, step: int, num_rows: int) -> list[Example]:
         """The examples of a step."""
         ...
+
+
+def check_batches(rows: object) -> None:
+    """TrainingError for what cannot tell which examples a step reads."""
+    if not callable(getattr(rows, "batch", None)):
+        raise TrainingError(
+            f"rows is {told(rows)}, but it must say what each step reads. Give Rows(tokens, row_tokens) of the tokens "
+            "of all texts, or Examples([Example(ids, labels), ...])."
+        )
 
 
 class Numbered(ABC):
@@ -75,6 +84,7 @@ class Numbered(ABC):
 
     def batch(self, step: int, num_rows: int) -> list[Example]:
         """The examples that a step reads; where an epoch ends in it, the next one's go on."""
+        check_whole(TrainingError, "step", step, 0, MOST)
         check_whole(TrainingError, "num_rows", num_rows, 1, MOST)
         return [self._read(number, epoch) for number, epoch in self._order(step * num_rows, num_rows)]
 
@@ -90,6 +100,7 @@ class Examples(Numbered):
     """Examples that are given, such as texts with a class, sources with an answer, or images."""
 
     def __init__(self, examples: Sequence[Example], *, seed: int = 0) -> None:
+        check_whole(TrainingError, "seed", seed, 0, MOST_SEED)
         if not examples:
             raise TrainingError("There are no examples; give at least one.")
         self.examples, self.seed = examples, seed
@@ -128,7 +139,8 @@ class Rows(Numbered):
 
     def __init__(self, tokens: Sequence[int] | np.ndarray, row_tokens: int, *, seed: int = 0) -> None:
         check_whole(TrainingError, "row_tokens", row_tokens, 2, MOST)
-        self.ids = np.asarray(tokens, np.int64)
+        check_whole(TrainingError, "seed", seed, 0, MOST_SEED)
+        self.ids = _in_one_row(tokens)
         self.row_tokens, self.seed = row_tokens, seed
         if len(self) == 0:
             raise TrainingError(
@@ -209,7 +221,7 @@ def _content(path: str | Path) -> str:
         path, "a file of text", MOST_BYTES, TrainingError, remedy="Split it, and train on one part after the other."
     )
     try:
-        return found.decode()
+        return found.decode().removeprefix("\ufeff")  # which editors put before UTF-8
     except UnicodeDecodeError as error:
         line = found.count(b"\n", 0, error.start) + 1
         raise TrainingError(
@@ -249,6 +261,20 @@ def _example(model: Model, row: Any, what: str) -> Example:
             f"{what} has the labels {told(labels)}, but they must be whole numbers, the number of a class, or a text."
         )
     return Example(model.encode(ids), model.encode(labels) if isinstance(labels, str) else labels)
+
+
+def _in_one_row(tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Token ids as an array. Errors: TrainingError."""
+    try:
+        found = np.asarray(tokens)
+    except ValueError:  # rows of several lengths
+        found = np.asarray(None)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise TrainingError(
+            f"tokens is {told(tokens)}, but it must be the token ids of all texts in one row. Put one behind the "
+            "other, or give texts to Rows.of_texts."
+        )
+    return found.astype(np.int64)
 
 
 def _are_whole(values: Any) -> bool:

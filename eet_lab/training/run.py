@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -10,9 +10,11 @@ from statistics import median
 from eet_lab.errors import Cancelled, TrainingError
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.whole import MOST, check_whole
-from eet_lab.training.data import Batches, Numbered
+from eet_lab.training import checkpoint
+from eet_lab.training.data import Batches, Numbered, check_batches
 from eet_lab.training.step import Step
 from eet_lab.training.trainer import Trainer
+from eet_lab.words import told
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ def train(
     passes: what was trained until then is saved, and returned. Errors: TrainingError before any work; those of
     `Trainer.step`, after which the last checkpoint is as it was.
     """
+    if not isinstance(trainer, Trainer):
+        raise TrainingError(f"trainer is {told(trainer)}, but it must be a Trainer: give Trainer(model.network).")
+    check_batches(rows)
+    if held_out is not None and not isinstance(held_out, Iterable):
+        raise TrainingError(f"held_out is {told(held_out)}, but it must be examples, such as Rows.split keeps apart.")
     check_whole(TrainingError, "max_steps", max_steps, trainer.num_steps, MOST)
     check_whole(TrainingError, "batch_rows", batch_rows, 1, MOST)
     for name, every, needed, what in (
@@ -75,6 +82,8 @@ def train(
             check_whole(TrainingError, name, every, 1, MOST)
             if needed is None:
                 raise TrainingError(f"{name} is {every}, but there is no {what}. Give it, or leave {name} out.")
+    if folder is not None:
+        trainer.ranks.by_first(lambda: checkpoint.check(Path(folder)))
     steps, evaluations = list[Step](), list[Evaluation]()
 
     def evaluate() -> None:

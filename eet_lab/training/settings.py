@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eet_lab.errors import TrainingError, did_you_mean
 from eet_lab.parts.optimizers import PLAIN
-from eet_lab.scheduling.whole import MOST, check_number, check_whole
+from eet_lab.scheduling.whole import MOST, MOST_SEED, check_number, check_whole
 from eet_lab.training.loss_scale import LEAST, LossScale
 from eet_lab.words import told
 
@@ -77,7 +77,7 @@ class TrainSettings:
         check_whole(TrainingError, "batch_tokens", self.batch_tokens, 1, MOST)
         check_number(TrainingError, "init_scale", self.init_scale, LEAST, math.inf, f"of {LEAST} or more")
         check_whole(TrainingError, "growth_interval", self.growth_interval, 1, MOST)
-        check_whole(TrainingError, "seed", self.seed, 0, 2**62 - 1)
+        check_whole(TrainingError, "seed", self.seed, 0, MOST_SEED)
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a step; steps count from 0."""
@@ -105,7 +105,11 @@ class TrainSettings:
 
     @classmethod
     def of(cls, settings: TrainSettings | None, changes: dict) -> TrainSettings:
-        """The settings with some of them changed. Errors: TrainingError for a name that is none."""
+        """The settings with some of them changed. Errors: TrainingError for a name that is none, or other settings."""
+        if settings is not None and not isinstance(settings, cls):
+            raise TrainingError(
+                f"settings is {told(settings)}, but it must be TrainSettings(...): give these as words."
+            )
         names = [f.name for f in fields(cls)]
         if unknown := next((name for name in changes if name not in names), None):
             raise TrainingError(f"There is no setting {unknown!r}.{did_you_mean(unknown, names)}")

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.devices import present
+from eet_lab.engine.base import check_parts
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.errors import ModelError, RecipeError, TrainingError
 from eet_lab.models.config import Config, Seq2SeqConfig
@@ -272,25 +273,23 @@ class Trainer:
 
     def _state(self) -> dict[str, Any]:
         state = {"num_steps": self.num_steps, "settings": asdict(self.settings), "weights": self.parameters}
-        own = {"optimizer": self.optimizer.state_dict(), "loss_scale": self.loss_scale.state_dict()}
-        return state | own
+        return state | {"optimizer": self.optimizer.state_dict(), "loss_scale": self.loss_scale.state_dict()}
 
     @exclusive
     @torch.no_grad()
     def resume(self, folder: str | Path) -> None:
         """Go on from what `save` wrote, to the bit where the settings are the same: they are this trainer's.
 
-        Errors: TrainingError.
+        Errors: TrainingError, after which all is as it was.
         """
         self._settle()
         state = checkpoint.read(Path(folder), {path: tuple(t.shape) for path, t in self.parameters.items()})
+        self.optimizer.check_state(state["optimizer"])
+        self.loss_scale.load_state_dict(state.get("loss_scale"))
         for path, parameter in self.parameters.items():
             parameter.copy_(state["weights"][path])
-        kept = [{**group, "params": None} for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group, own in zip(self.optimizer.param_groups, kept, strict=True):
-            group |= {name: value for name, value in own.items() if name != "params"}
-        self.loss_scale.load_state_dict(state.get("loss_scale"))
+        own = self.optimizer.state_dict()["param_groups"]  # lr and the like stay those of this trainer
+        self.optimizer.load_state_dict({**state["optimizer"], "param_groups": own})
         self.num_steps = state["num_steps"]
 
     def _memory(self, what: str) -> AbstractContextManager[None]:
@@ -391,7 +390,8 @@ class Trainer:
 
 
 def _check_parts(parts: Parts, config: Config) -> None:
-    """RecipeError for parts that would be on and do nothing."""
+    """RecipeError for what are no parts, and for parts that would be on and do nothing."""
+    check_parts("Trainer", parts, "all")
     if names := unread(parts, UNREAD if isinstance(config, Seq2SeqConfig) else (*UNREAD, "cross_kv")):
         raise RecipeError(
             f"These parts change {' and '.join(names)}, which training this model does not use. Leave out what changes "
