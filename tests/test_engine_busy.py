@@ -79,3 +79,27 @@ def test_a_refused_close_leaves_what_is_reserved(tiny):
 
     engine.generate(PROMPTS, Settings(6), on_step=on_step)
     assert engine._reserved == (3, 22) and slots.items() <= engine._all_slots.items()
+
+
+def test_requests_of_a_thread_that_has_ended_go_on_in_another(tiny):
+    """Nobody could step them any more; a thread that lives keeps its own."""
+    parts = Recipe.parse("all,continuous_batching").parts
+    engine, requests = Engine(tiny.decoder, parts), []
+    thread = threading.Thread(target=lambda: requests.append(engine.add([1, 2], Settings(6))) or engine.step())
+    thread.start()
+    thread.join()
+    requests.append(engine.add([3], Settings(6)))
+    while not all(request.done for request in requests):
+        engine.step()
+    alone = Engine(tiny.decoder, parts).generate([[1, 2], [3]], Settings(6))
+    assert [tuple(request.generated) for request in requests] == list(alone.tokens)
+
+
+@pytest.mark.parametrize("num_steps", [0, 2])
+def test_a_request_that_an_engine_drops_is_finished(tiny, num_steps):
+    engine = Engine(tiny.decoder, Recipe.parse("all,continuous_batching").parts)
+    request = engine.add([1, 2], Settings(6))
+    for _ in range(num_steps):
+        engine.step()
+    engine.close()
+    assert (request.status, request.finish_reason) == ("finished", "cancelled")

@@ -164,9 +164,9 @@ class Engine(BaseEngine[Decoder]):
         return [[self.model.config.bos_id] * max(columns - 1, 1)] * num_rows
 
     def _checked_slots(self, name: str) -> Slots:
-        """What is in flight; EngineBusy for a call from another thread than the one that opened it."""
+        """What is in flight; EngineBusy where another thread, which still lives, opened it."""
         assert self._slots is not None
-        if self._slots.idle:
+        if self._slots.idle or not self._slots.thread.is_alive():
             self._slots.thread = current_thread()
         if self._slots.thread is not current_thread():
             raise EngineBusy(

@@ -195,7 +195,7 @@ class Slots:
         """Let go of graphs, which refer to the slots as these do to them; and of all requests: nothing more comes."""
         self._launches = {}
         for request in self._unfinished:
-            request.finish_reason = "cancelled"
+            request.status, request.finish_reason = "finished", "cancelled"
         self._unfinished = {}
 
     def drain(self) -> list[PassTokens]:

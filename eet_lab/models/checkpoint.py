@@ -16,8 +16,8 @@ from eet_lab.words import counted, sized, some
 if TYPE_CHECKING:  # whoever reads a tokenizer's files needs no torch
     from torch import Tensor
 
-PICKLED = "pytorch_model*.bin"
-"""Weights of older checkpoints, read only where there are no safetensors, and as tensors only."""
+SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
+"""Weights of newer checkpoints, and of older ones, which are read only where there are no others, as tensors only."""
 MAX_JSON_BYTES = 16 << 20
 """A config has some kilobytes, and the index of the largest checkpoints a few megabytes."""
 TOKENIZER_FILES = (
@@ -36,8 +36,9 @@ TOKENIZER_FILES = (
     "generation_config.json",
     "preprocessor_config.json",
 )
-INDEX = "model.safetensors.index.json"
-HUB_FILES = ["config.json", "*.safetensors", INDEX, *TOKENIZER_FILES]
+INDEX = "{}.index.json"
+"""What names the shards of weights, by the name of a single file."""
+HUB_FILES = ["config.json", "model*.safetensors", INDEX.format(SAFE), *TOKENIZER_FILES]
 AGAIN = "Download or save the model again."
 
 
@@ -48,7 +49,8 @@ def downloaded(name: str) -> Path:
     try:
         folder = Path(snapshot_download(name, allow_patterns=HUB_FILES))
         if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=[*HUB_FILES, PICKLED]))
+            older = ["pytorch_model*.bin", INDEX.format(PICKLED)]
+            folder = Path(snapshot_download(name, allow_patterns=[*HUB_FILES, *older]))
         return folder
     except Exception as error:  # the hub's client raises many kinds; all mean that it is not to be had
         raise ModelError(
@@ -93,9 +95,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of model.safetensors, of its shards, or of pytorch_model.bin, on the CPU."""
-    index = folder / INDEX
-    files = _shards(index) if index.exists() else sorted(folder.glob("*.safetensors")) or sorted(folder.glob(PICKLED))
+    """Every tensor of model.safetensors or pytorch_model.bin, or of their shards, on the CPU."""
+    files = _files(folder, SAFE, "*.safetensors") or _files(folder, PICKLED, "pytorch_model*.bin")
     if not files:
         raise ModelError(
             f"{folder} has neither model.safetensors nor pytorch_model.bin; save the model with save_pretrained."
@@ -104,6 +105,13 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     for path in files:
         tensors |= _read_file(path)
     return tensors
+
+
+def _files(folder: Path, name: str, others: str) -> list[Path]:
+    """The files that an index names, else the single one of this name, whatever lies beside it, else all others."""
+    if (index := folder / INDEX.format(name)).exists():
+        return _shards(index)
+    return [folder / name] if (folder / name).exists() else sorted(folder.glob(others))
 
 
 def _shards(index: Path) -> list[Path]:
@@ -165,11 +173,11 @@ def write(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tenso
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        unfinished = folder / "model.safetensors.part"
+        unfinished = folder / f"{SAFE}.part"
         save_file(on_host, unfinished, metadata={"format": "pt"})
-        for path in (folder / INDEX, *folder.glob("model-?????-of-?????.safetensors")):
+        for path in (folder / INDEX.format(SAFE), *folder.glob("model-?????-of-?????.safetensors")):
             path.unlink(missing_ok=True)
-        unfinished.replace(folder / "model.safetensors")
+        unfinished.replace(folder / SAFE)
         (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 

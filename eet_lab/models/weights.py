@@ -52,6 +52,11 @@ def from_live(model: Any) -> Loaded:
         raise ModelError(
             f"load takes a name, a folder or a transformers model, not {type(model).__name__}. Supported: {SUPPORTED}."
         )
+    if any(tensor.is_meta for tensor in model.state_dict().values()):
+        raise ModelError(
+            f"{type(model).__name__} has shapes and no data, on 'meta'. Load its weights with from_pretrained first, "
+            "or give load the folder or name of its checkpoint."
+        )
     with memory_for("a copy of the model's weights", remedy=REMEDY):
         settings, told = model.config.to_dict(), getattr(model, "generation_config", None)
         if told is not None and family_of(settings) in SEQ2SEQ:
