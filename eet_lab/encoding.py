@@ -28,7 +28,7 @@ from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
 from eet_lab.words import told
 
-TextLike = str | Sequence[int] | tuple[str, str]
+TextLike = str | Sequence[int] | tuple[str, str] | Text
 Texts = Sequence[TextLike] | str
 """A text, or a list of texts, of pairs of texts, or of lists of token ids with their special tokens.
 
@@ -237,6 +237,8 @@ def as_texts(model: Model, texts: Texts) -> Sequence[Readable]:
 
 
 def _as_text(model: Model, text: TextLike) -> Text:
+    if isinstance(text, Text):  # it was read before
+        return text
     pair = (text,) if isinstance(text, str) else text
     if not (isinstance(pair, tuple) and len(pair) in (1, 2) and all(isinstance(part, str) for part in pair)):
         return Text(model.encode(text))  # type: ignore[arg-type]  # what is no list of ids is told there

@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eet_lab.encoding import TextLike, as_masked, classify, encode, mask_logits
+from eet_lab.encoding import TextLike, Texts, as_masked, as_texts, classify, encode, mask_logits
 from eet_lab.engine.generation import StepEvent
+from eet_lab.engine.settings import checked_texts
 from eet_lab.errors import ModelError, PromptError, did_you_mean
 from eet_lab.models import Model, load
 from eet_lab.models.chat import ChatTemplate, as_messages, template_of
 from eet_lab.models.on_device import checked_model
 from eet_lab.parts.passes import Text
 from eet_lab.scheduling.whole import MOST, check_whole
-from eet_lab.texts import RecipeLike, generate
+from eet_lab.texts import RecipeLike, as_recipe, generate
 from eet_lab.words import told
 
 DEFAULT: Any = object()
@@ -142,10 +143,12 @@ class TextClassification(Pipeline):
         *,
         top_k: int | None = DEFAULT,
         function_to_apply: str | None = None,
-    ) -> list[Any]:
+        truncation: bool = False,
+    ) -> Any:
         """`top_k` is how many classes to tell, each text's in a list; None: all. Without it, one for each text.
 
-        A pair of texts is `{"text": ..., "text_pair": ...}`. Errors: PromptError, and those of `eet_lab.classify`.
+        A pair of texts is `{"text": ..., "text_pair": ...}`, whose likeliest class is no list. Errors: PromptError, and
+        those of `eet_lab.classify`.
         """
         is_plain = top_k is DEFAULT
         if not is_plain and top_k is not None:
@@ -155,14 +158,15 @@ class TextClassification(Pipeline):
             raise PromptError(f"function_to_apply is {told(function_to_apply)}; there are {', '.join(SCORES)}.{hint}")
         is_one = isinstance(inputs, (str, Mapping))
         given: list[Any] = [inputs] if is_one else _several("inputs", inputs)
-        run = classify(self.model, [_as_pair(text) for text in given], self.recipe)
+        texts = _read(self.model, [_as_pair(text) for text in given], truncation)
+        run = classify(self.model, texts, self.recipe, truncate=truncation)
         scores = run.scores if function_to_apply is None else SCORES[function_to_apply](run.logits)
         found = list[list[dict[str, Any]]]()
         for row in scores.tolist():
             ranked = sorted(zip(run.names, row, strict=True), key=lambda pair: -pair[1])
             found.append([{"label": name, "score": score} for name, score in ranked[: 1 if is_plain else top_k]])
         if is_plain:
-            return [each[0] for each in found]
+            return found[0][0] if isinstance(inputs, Mapping) else [each[0] for each in found]
         return found[0] if is_one else found
 
 
@@ -171,7 +175,8 @@ class FeatureExtraction(Pipeline):
 
     def __call__(self, inputs: str | Sequence[str], *, truncation: bool = False, return_tensors: bool = False) -> Any:
         """With `return_tensors` they are tensors. Errors: those of `eet_lab.encode`."""
-        states = encode(self.model, inputs, self.recipe, pool=None, truncate=truncation).vectors
+        texts = _read(self.model, inputs, truncation)
+        states = encode(self.model, texts, self.recipe, pool=None, truncate=truncation).vectors
         found = [each[None] if return_tensors else [each.tolist()] for each in states]
         return found[0] if isinstance(inputs, str) else found
 
@@ -190,15 +195,14 @@ def pipeline(
     """A pipeline as transformers has it, to be called with a text or a list of texts.
 
     `model` is a loaded model, or what `eet_lab.load` takes, to which `loading` goes (device, dtype, tokenizer).
-    Errors: PromptError for a task that does not exist; ModelError for a model that cannot do it.
+    Errors: PromptError for a task that does not exist; ModelError for a model that cannot do it; RecipeError.
     """
     if task not in TASKS:
         hint = did_you_mean(str(task), TASKS)
         raise PromptError(f"task is {told(task)}, but it must be one of {', '.join(TASKS)}.{hint}")
     loaded = checked_model(model) if isinstance(model, Model) else load(model, **loading)
-    made = TASKS[task](loaded, recipe)
-    _ = loaded.decoder if isinstance(made, TextGeneration) else loaded.encoder
-    return made
+    _ = loaded.decoder if TASKS[task] is TextGeneration else loaded.encoder
+    return TASKS[task](loaded, as_recipe(recipe, loaded.device, loaded.config))
 
 
 class _Stops:
@@ -227,6 +231,14 @@ class _Stops:
         longest = 4 * max(map(len, self._stops)) + 4
         text = self._model.decode(ids[-longest:], special=False)
         return any(stop in text for stop in self._stops)
+
+
+def _read(model: Model, texts: Texts, truncation: bool) -> Sequence[Text]:
+    """Texts as an encoder reads them; PromptError, with transformers' word for cutting, for one that is too long."""
+    read: Any = as_texts(model, texts)
+    if not truncation:
+        checked_texts([text.ids for text in read if isinstance(text, Text)], model.config, cut_by="truncation=True")
+    return read
 
 
 def _several(name: str, given: Any) -> list[Any]:

@@ -12,7 +12,7 @@ import transformers
 from encoders import V, theirs
 
 import eet_lab
-from eet_lab.errors import ModelError, PromptError
+from eet_lab.errors import ModelError, PromptError, RecipeError
 from eet_lab.models import load
 from eet_lab.models.loading import DEMO
 
@@ -125,9 +125,12 @@ def test_fill_mask(both, name, how):
 def test_text_classification(both, name, how):
     peer, ours = both("text-classification", name)
     pair = {"text": "w1 w2", "text_pair": "w3"}
-    for given in (TEXTS[0], TEXTS, TEXTS[:1], *([pair] if name == "distilbert-classes" else [])):
-        expected = peer(given, **how)
-        same(ours(given, **how), [expected] if isinstance(expected, dict) else expected)
+    for given in (TEXTS[0], TEXTS, TEXTS[:1], *([pair, [pair]] if name == "distilbert-classes" else [])):
+        same(ours(given, **how), peer(given, **how))
+    long = "w1 " * 60
+    same(ours(long, truncation=True, **how), ours("w1 " * 38, **how))
+    with pytest.raises(PromptError, match="cut all texts with truncation=True"):
+        ours(long, **how)
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
@@ -139,6 +142,8 @@ def test_feature_extraction(both, name):
         for each, expected in zip(ours(given, return_tensors=True), peer(given, return_tensors=True), strict=True):
             torch.testing.assert_close(each, expected, rtol=1e-3, atol=1e-4)
     assert ours("w1 " * 60, truncation=True, return_tensors=True).shape == (1, 40, 32)
+    with pytest.raises(PromptError, match="cut all texts with truncation=True"):
+        ours("w1 " * 60)
 
 
 def test_a_recipe_is_used(words):
@@ -163,6 +168,11 @@ def test_a_recipe_is_used(words):
 def test_what_cannot_be(generating, task, words, how, error, said):
     with pytest.raises(error, match=said):
         eet_lab.pipeline(task, generating[1].model)(words, **how)
+
+
+def test_a_recipe_that_cannot_be_is_told_at_once(generating):
+    with pytest.raises(RecipeError, match="no technique 'memory_resue'"):
+        eet_lab.pipeline("text-generation", generating[1].model, recipe="memory_resue")
 
 
 def test_what_an_encoder_cannot(both):

@@ -75,7 +75,7 @@ def test_words_that_are_no_lengths(words, says):
 @pytest.mark.parametrize("text", ["0\n3\n", "5\n-3\n", "5\n3.5\n", "5\nx\n", "5\n99999999999\n", "5\n" + "9" * 5000])
 def test_a_file_of_lengths_is_checked(text, tmp_path):
     (tmp_path / "lengths.txt").write_text(text)
-    with pytest.raises(TrafficError, match=r"lengths.txt has .* as number [12], but each must be a whole"):
+    with pytest.raises(TrafficError, match=r"lengths.txt has '.*' as number [12], but each must be a whole"):
         read_lengths(str(tmp_path / "lengths.txt"))
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(TrafficError, match="no lengths to draw from"):
@@ -159,10 +159,10 @@ def test_answers_are_of_one_token_where_a_trace_does_not_say(tmp_path):
         ("0,1e300\n", "line 1: length is 1e\\+300"),
         ("0,5\nnan,5\n", "line 2: time is nan"),
         ("0,5\ninf,5\n", "line 2: time is inf"),
-        ("0,5\n1\n", "line 2: there is 1 fields instead of 2 or 3"),
+        ("0,5\n1\n", "line 2: there are 1 fields instead of 2 or 3"),
         ("0,5\n1,x\n", "line 2: there is no number in '1,x'"),
-        ("0,5\n1,5,2,9\n", "line 2: there is 4 fields"),
-        ("time,length\n0,5,1\n", "line 2: there is 3 fields instead of 2"),
+        ("0,5\n1,5,2,9\n", "line 2: there are 4 fields"),
+        ("time,length\n0,5,1\n", "line 2: there are 3 fields instead of 2"),
         ('{"time": 0}\n', 'line 1: there is no object with "time", "length"'),
         ('{"time": 0, "length": 5}\n[0, 5]\n', "line 2: there is no object"),
         ('{"time": 0, "length": "5"}\n', "line 1: there is a value that is no number"),

@@ -64,8 +64,8 @@ class TextTask:
         if self.head and self.head not in config.heads:
             has = " and ".join(HEADS[name] for name in config.heads) or "nothing on top of its layers"
             raise ModelError(
-                f"This checkpoint lacks {HEADS[self.head]}: it has {has}. Load one that was saved with it, or read "
-                "embeddings with eet_lab.encode."
+                f"This checkpoint lacks {HEADS[self.head]}: it has {has}. Load one that was saved with it, or take "
+                "its embeddings (eet_lab.encode, or /v1/embeddings of a server)."
             )
 
 

@@ -75,7 +75,7 @@ def _csv_reader(numbered: list[tuple[int, str]], name: str) -> tuple[Callable[[s
     def read(line: str) -> Fields:
         values = line.split(",")
         if len(values) != len(columns):
-            raise ValueError(f"{len(values)} fields instead of {len(columns)}")
+            raise ValueError(f"are {len(values)} fields instead of {len(columns)}")
         return _told([float(values[place]) for place in order])
 
     return read, numbered[1:]
@@ -88,16 +88,16 @@ def _of_columns(line: str) -> Fields:
 def _of_json(line: str) -> Fields:
     found = json.loads(line)
     if not isinstance(found, dict) or not {"time", "length"} <= found.keys() <= set(FIELDS):
-        raise ValueError('no object with "time", "length" and, if need be, "new_tokens"')
+        raise ValueError('is no object with "time", "length" and, if need be, "new_tokens"')
     values = [found[field] for field in FIELDS if field in found]
     if any(type(value) not in (int, float) for value in values):
-        raise ValueError("a value that is no number")
+        raise ValueError("is a value that is no number")
     return _told(values)
 
 
 def _told(values: Sequence[float]) -> Fields:
     if not 2 <= len(values) <= 3:
-        raise ValueError(f"{len(values)} fields instead of 2 or 3")
+        raise ValueError(f"are {len(values)} fields instead of 2 or 3")
     return (*values, 1.0) if len(values) == 2 else tuple(values)  # type: ignore[return-value]
 
 
@@ -114,7 +114,7 @@ def _said(error: Exception) -> str:
     if isinstance(error, OverflowError | RecursionError):
         return "there is a number or an object that is too large"
     message = str(error)
-    return "there is no number" if message.startswith("could not convert") else f"there is {message}"
+    return "there is no number" if message.startswith("could not convert") else f"there {message}"
 
 
 def _check(found: np.ndarray, numbers: Sequence[int], name: str) -> None:

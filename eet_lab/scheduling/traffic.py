@@ -201,9 +201,10 @@ def _lengths_of(path: Path) -> Sequence[int]:
     found = [int(line) if line.isdigit() and len(line) < 12 else 0 for line in lines]
     for number, length in enumerate(found, 1):
         if not 1 <= length <= MOST:
+            shown = told(lines[number - 1].decode(errors="replace"))
             raise TrafficError(
-                f"{visible(str(path))} has {told(lines[number - 1])} as number {number}, but each must be a whole "
-                f"number from 1 to {MOST:,}."
+                f"{visible(str(path))} has {shown} as number {number}, but each must be a whole number from 1 to "
+                f"{MOST:,}."
             )
     return found
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from eet_lab.codec import SURROGATE
 from eet_lab.engine.settings import MOST_LOGPROBS
 from eet_lab.errors import did_you_mean
 from eet_lab.serving.errors import ApiError, bad
@@ -90,7 +91,7 @@ class Sampled(Body):
 
     def stops(self) -> list[str]:
         """The stop strings; ApiError for what are none."""
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        stops = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
         if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
             raise bad(
                 f"stop is {told(self.stop)}, but it must be a text or a list of texts, none of them empty.", "stop"
@@ -99,6 +100,8 @@ class Sampled(Body):
             raise bad(f"stop has {len(stops):,} texts, but at most {MOST_STOPS} are looked for. Give fewer.", "stop")
         if (longest := max(map(len, stops), default=0)) > MOST_STOP_LENGTH:
             raise bad(f"stop has a text of {longest:,} characters, but at most {MOST_STOP_LENGTH} are allowed.", "stop")
+        if half := SURROGATE.search("\n".join(stops)):
+            raise bad(f"stop has {half[0]!a}, half of a surrogate pair, which no answer has. Take it out.", "stop")
         return stops
 
 
@@ -165,9 +168,13 @@ def parsed(raw: bytes, kind: type[Kind]) -> Kind:
     except RecursionError as error:
         raise bad("The body nests too deeply.") from error
     except ValueError as error:
-        raise bad(f"The body is no JSON: {error}.") from error
+        # Python names its own switch for more digits, which no client has.
+        why = "a number has too many digits" if str(error).startswith("Exceeds the limit") else error
+        raise bad(f"The body is no JSON: {why}.") from error
     if not isinstance(found, dict):
         raise bad(f"The body is {told(found)}, but it must be a JSON object.")
+    if half := SURROGATE.search("\n".join(found)):
+        raise bad(f"A field's name has {half[0]!a}, half of a surrogate pair. Take it out.")
     fields = {name: value for name, value in found.items() if value is not None and name not in LABELS}
     for name in [name for name in fields if name in NOT_YET]:
         value = fields.pop(name)
@@ -193,7 +200,9 @@ def _of(error: ValidationError, kind: type[Body]) -> ApiError:
     name = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         shown = ascii(name[:60])
-        return bad(f"There is no field {shown}.{did_you_mean(name, kind.model_fields)}", name[:60], "unknown_field")
+        within = StreamOptions if len(first["loc"]) > 1 else kind  # the one field that has fields
+        hint = did_you_mean(str(first["loc"][-1]), within.model_fields)
+        return bad(f"There is no field {shown}.{hint}", name[:60], "unknown_field")
     if first["type"] == "missing":
         return bad(f"{name} is missing.", name, "missing_field")
     return bad(f"{name} is {told(first['input'])}, but {_lower(first['msg'])}.", name)

@@ -11,12 +11,14 @@ from typing import NamedTuple
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import EETError
 from eet_lab.models.transcript import Decode, Transcript
+from eet_lab.scheduling.whole import MOST
 from eet_lab.serving.bodies import MOST_CHOICES, Sampled
 from eet_lab.serving.errors import bad, of_engine
 from eet_lab.serving.front import Front
 from eet_lab.serving.gate import NUMBERS, Receive, Ticket, disconnected
 from eet_lab.serving.jobs import COMPLETE, Answer, Job, Reason
 from eet_lab.serving.logprobs import Scored, Scores
+from eet_lab.words import told
 
 MOST_SEED = 2**62
 
@@ -187,8 +189,9 @@ def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | No
                 f"The prompt has {length:,} tokens, but with its answer it may have {most:,}. Shorten it.", "prompt"
             )
         if asked is not None and asked > room:
+            shown = f"{asked:,}" if asked <= MOST else told(asked)
             raise bad(
-                f"max_tokens is {asked:,}, but beside a prompt of {length:,} tokens there is room for {room:,} "
+                f"max_tokens is {shown}, but beside a prompt of {length:,} tokens there is room for {room:,} "
                 f"(max_model_len is {most:,}). Ask for fewer, or shorten the prompt.",
                 "max_tokens",
             )

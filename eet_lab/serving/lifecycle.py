@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import signal
 import socket
@@ -107,8 +108,10 @@ def listen(host: str, port: int) -> socket.socket:
         [family, *_, address] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
+        is_busy = isinstance(error, PermissionError) or error.errno == errno.EADDRINUSE
+        remedy = "port, or 0 for a free one" if is_busy else "host, such as 127.0.0.1"
         raise SetupError(
-            f"{host}:{port} cannot be listened on: {error.strerror or error}. Choose another port, or 0 for a free one."
+            f"{host}:{port} cannot be listened on: {error.strerror or error}. Choose another {remedy}."
         ) from error
     # Connections inherit it. asyncio sets it only where a socket names its protocol, which this one does not; without
     # it, the second piece of an answer waits 40 ms for the client's acknowledgement of the first.

@@ -115,7 +115,7 @@ def test_words_become_options(tmp_path, monkeypatch, capsys):
         (["--max-queued-requests", "0"], "max_queued_requests is 0"),
         (["--api-key-file", "/nowhere/key"], "/nowhere/key"),
         (["--model", "nothing"], "no model 'nothing'"),
-        (["--host", "no.such.host.invalid"], "cannot be listened on"),
+        (["--host", "no.such.host.invalid"], "Choose another host, such as 127.0.0.1"),
     ],
 )
 def test_words_that_cannot_be(capsys, words, said):
