@@ -27,7 +27,8 @@ from eet_lab.commands.bench_tables import train_table
 from eet_lab.errors import Cancelled, ModelError, OutOfMemory, PromptError, RecipeError
 from eet_lab.figures import plot
 from eet_lab.models.config import PRESETS
-from eet_lab.training import Rows
+from eet_lab.technique import Recipe
+from eet_lab.training import Rows, Trainer
 from eet_lab.training.step import Work
 
 PROVIDERS = ("eet_lab", "hf-eager", "hf-sdpa")
@@ -63,6 +64,19 @@ def test_ours_and_transformers_take_the_same_steps(model, workload, tmp_path):
     assert len({round(row.tok_s * row.total_ms.p50) for row in rows}) == 1, "of the same tokens"
     [path] = append(rows, tmp_path)
     assert read(path) == rows and "ms a step" in markdown(rows) and "hf-sdpa" in train_table(rows)
+
+
+def test_what_a_side_holds_is_taken_once_its_graphs_are_there(monkeypatch):
+    """A replay allocates nothing, so a peak of replays alone has none of the activations: all of the step's memory."""
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    segments = [{"segment_pool_id": pool, "total_size": 64, "allocated_size": 24} for pool in ((0, 0), (0, 1), (0, 1))]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    assert peers.allocated(torch.device("cuda")) == 180 and peers.allocated(torch.device("cpu")) == 0
+    taken, step, model = [], Trainer._step, families.ours("gpt2")
+    monkeypatch.setattr(Trainer, "_step", lambda *given: taken.append(1) or step(*given))
+    monkeypatch.setattr(training, "allocated", lambda device: len(taken))
+    batch = training.Batch.of(TrainBatch.parse("train:any/b2/s8"), model)
+    assert training._ours(batch, Recipe.parse("pre_padding")).held_bytes >= 2, "the first step is not captured"
 
 
 def test_peers_without_a_gpu_are_left_out():

@@ -38,8 +38,8 @@ MODELS = (
     *(
         (f"{TRAIN}{batch}", "total_ms")
         for batch in (
-            "transformer-big/b8/s64", "bert-base/b32/s128", "bert-base/b32/s5-101", "vit-b-32/b128", "gpt2/b8/s1024",
-            "gpt2/b64/s1024",
+            "transformer-big/b8/s64", "transformer-base/b64/s64", "bert-base/b32/s128", "bert-base/b32/s5-101",
+            "vit-b-32/b128", "gpt2/b8/s1024", "gpt2/b64/s1024",
         )
     ),
 )  # fmt: skip
@@ -54,7 +54,7 @@ OPS = (
     "linear_residual/t1/n1600/c6400",
     "norm/t8192/c1600",
     "softmax/t8192/c1600",
-    "norm_backward/t8192/c1024",
+    *(f"norm_backward/t8192/c{channels}" for channels in (512, 1024, 4096)),
     "cross_entropy/t8192/v50257",
     "linear_cross_entropy/t8192/c768/v50257",
     "adamw/n124M",

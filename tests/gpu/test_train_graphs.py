@@ -14,6 +14,7 @@ import transformers
 from device_attention import by_device
 from test_step_launch import batches
 
+from eet_lab.bench.training import train_all
 from eet_lab.errors import TrainingError
 from eet_lab.models import load
 from eet_lab.parts import steps
@@ -178,3 +179,15 @@ def test_a_graph_is_faster_where_the_host_launches(recipe):
         ms.append(sorted(times[3:])[5])
     print(f"{recipe or 'plain'}: {ms[0]:.2f} ms eager, {ms[1]:.2f} ms captured")
     assert ms[1] < ms[0] / 2
+
+
+def test_the_peak_of_a_benchmark_has_what_graphs_keep():
+    """Activations of 2,048 tokens are most of it, and a replay allocates none of them."""
+    config = transformers.GPT2Config(
+        n_layer=8, n_embd=256, n_head=4, vocab_size=500, n_positions=512, bos_token_id=0, eos_token_id=0
+    )
+    model = load(transformers.GPT2LMHeadModel(config), device="cuda", dtype=torch.bfloat16)
+    rows, _ = train_all(model, "train:any/b8/s512", ("all", "all,-captured_steps"), repeats=1)
+    captured, eager = (row.peak_bytes for row in rows)
+    held = 16 * model.config.num_params  # weights, gradients, master copies and moments
+    assert eager > 2 * held and 0.7 * (eager - held) < captured - held < 1.5 * (eager - held)
