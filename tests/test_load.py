@@ -88,7 +88,8 @@ def test_every_outcome_is_counted_with_its_reason():
                 error = {"message": "The queue is full: 5 wait.", "code": "too_many"}
                 asked.whole({"error": error}, 429, "retry-after: 1\r\n")
             case 2:
-                asked.whole({"error": {"message": "No such model.", "code": None}}, 404)
+                code = "model_not_found" if asked.number < 6 else None
+                asked.whole({"error": {"message": "No such model.", "code": code}}, 404)
             case 3:
                 asked.stream()
                 asked.text("a")
@@ -108,7 +109,8 @@ def test_every_outcome_is_counted_with_its_reason():
     assert found.counts == {"answered": 2, "refused": 2, "failed": 4, "lost": 4}
     assert found.reasons == {
         "429 too_many": 2,
-        "404 No such model.": 2,
+        "404 model_not_found: No such model.": 1,
+        "404 No such model.": 1,
         "in the stream: error-1": 2,
         "The connection broke before the answer was complete (closed).": 2,
         "the stream ended without [DONE]": 2,
@@ -156,6 +158,19 @@ def test_embeddings_are_answered_at_once():
     assert found.counts["answered"] == 2 and found.prompt_tokens.tolist() == [7, 7]
     assert found.prompt_tokens_per_s == pytest.approx(14 / found.span_s) and found.tokens_per_s == 0
     assert not found.percentiles["tpot_ms"] and np.all(found.ttft_ms == found.e2e_ms)
+    assert "TTFT" not in found.report() and "told" not in found.report(), "vectors have no tokens"
+
+
+def test_a_report_shows_the_most_frequent_reasons_and_counts_the_others():
+    async def refuse(asked):
+        asked.whole({"error": {"message": f"A prompt holds {min(asked.number, 30)}."}}, 400)
+
+    with serving(refuse) as url:
+        found = run_load(url, due(*np.zeros(40)))
+    assert len(found.reasons) == 31
+    said = found.report().splitlines()
+    first = next(number for number, line in enumerate(said) if "A prompt holds" in line)
+    assert said[first] == "10 × 400 A prompt holds 30." and said[first + 10] == "21 × others, of 21 kinds"
 
 
 def test_a_connection_that_its_server_has_closed_meanwhile_is_no_loss():

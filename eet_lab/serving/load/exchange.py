@@ -11,7 +11,7 @@ from eet_lab.words import visible
 Outcome = Literal["answered", "refused", "failed", "lost"]
 """Refused: with 429 or 503, as a server does that has no room; failed: with another error; lost: without an answer."""
 REFUSALS = (429, 503)
-MOST_REASON = 120
+MOST_REASON = 200
 MOST_BODY = 64 * 2**20
 DATA, DONE = b"data:", b"[DONE]"
 
@@ -71,7 +71,8 @@ class Exchange:
         elif self._status == 200:
             self._read_whole()
         else:
-            self.end("refused" if self._status in REFUSALS else "failed", f"{self._status} {self._error()}")
+            is_refused = self._status in REFUSALS
+            self.end("refused" if is_refused else "failed", f"{self._status} {self._error(in_full=not is_refused)}")
 
     def lost(self, reason: str, was_silent: bool) -> None:
         """The connection ended before."""
@@ -145,9 +146,9 @@ class Exchange:
         else:
             self.end("failed", "the answer is no JSON object with data or choices")
 
-    def _error(self) -> str:
+    def _error(self, in_full: bool) -> str:
         try:
-            return _said(json.loads(b"".join(self._held)))
+            return _said(json.loads(b"".join(self._held)), in_full)
         except (ValueError, RecursionError):
             return "without a reason"
 
@@ -159,12 +160,13 @@ def _text_of(choice: Any) -> str:
     return "".join(text for text in said if isinstance(text, str))
 
 
-def _said(found: Any) -> str:
-    """The reason in OpenAI's error object: its code, which is the same for all of a kind, else its message."""
+def _said(found: Any, in_full: bool = False) -> str:
+    """The reason in OpenAI's error object: its code, which is the same for all of a kind, else its message; or both."""
     error = found.get("error", found) if isinstance(found, dict) else found
     if not isinstance(error, dict):
         return str(error)
-    return str(error.get("code") or error.get("message") or "without a reason")
+    words = [str(error[name]) for name in ("code", "message") if error.get(name)]
+    return ": ".join(words if in_full else words[:1]) or "without a reason"
 
 
 def _counts(usage: Mapping[str, Any] | None, num_events: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from eet_lab.serving.load.exchange import Exchange
 from eet_lab.words import aligned, brief, counted, percent, visible
 
 OUTCOMES = ("answered", "refused", "failed", "lost")
+MOST_REASONS = 10
 LATE_MS = 10.0
 """A generator whose requests leave later than this is a part of what it measures."""
 
@@ -119,19 +120,25 @@ class Loaded(Latencies):
         found = self.summary(e2e_ms, ttft_ms, tpot_ms)
         said = [f"{number:,} {name}" for name, number in self.counts.items() if number or name == "answered"]
         lines = [f"{visible(self.traffic.name)}, to {visible(self.url)}", ""]
-        waits = {"TTFT ms": "ttft_ms", "TPOT ms": "tpot_ms", "end to end ms": "e2e_ms"}
+        has_tokens = bool(self.told[self._is("answered")].any())  # vectors have none, and no first one
+        waits = {"TTFT ms": "ttft_ms", "TPOT ms": "tpot_ms"} if has_tokens else {}
+        waits["end to end ms"] = "e2e_ms"
         rows = {what: times for what, name in waits.items() if (times := self.percentiles[name])}
         rows |= {"refused after ms": self.refusal_ms} if self.refusal_ms else {}
         cells = [["", "p50", "p95", "p99"], *([what, *map(brief, times.values())] for what, times in rows.items())]
         lines += [*aligned(cells), ""] if rows else []
         lines += [f"{counted(len(self.traffic), 'request')} in {brief(self.span_s)} s: {', '.join(said)}."]
-        read, told = brief(self.prompt_tokens_per_s), brief(self.tokens_per_s)
-        lines += [f"Answered: {brief(self.requests_per_s)} requests/s; {read} tokens/s of prompts read, {told} told."]
+        told = f", {brief(self.tokens_per_s)} told" if has_tokens else ""
+        read = f"{brief(self.prompt_tokens_per_s)} tokens/s of prompts read"
+        lines += [f"Answered: {brief(self.requests_per_s)} requests/s; {read}{told}."]
         if limits := found.get("limits"):
             words = " and ".join(f"{name.removesuffix('_ms')} <= {brief(limit)} ms" for name, limit in limits.items())
             share = found["goodput_per_s"] * self.span_s / len(self.traffic)
             lines += [f"Goodput, with {words}: {brief(found['goodput_per_s'])} requests/s, {percent(share)} of all."]
-        lines += [f"{number:,} × {reason}" for reason, number in self.reasons.items()]
+        reasons = [*self.reasons.items()]
+        lines += [f"{number:,} × {reason}" for reason, number in reasons[:MOST_REASONS]]
+        if others := reasons[MOST_REASONS:]:  # messages may name what was wrong with each request
+            lines += [f"{sum(number for _, number in others):,} × others, of {counted(len(others), 'kind')}"]
         if (late := self.late_ms["p99"]) > LATE_MS:
             lines += [f"Requests left up to {brief(late)} ms (p99) after they were due: the generator is too busy."]
         return "\n".join(lines)
