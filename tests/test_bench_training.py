@@ -167,6 +167,9 @@ def test_two_recipes_take_the_same_steps_in_turn():
     assert found.verdict in ("identical", "within rounding") and found.change.num_pairs == 6
     assert [step.number for step in found.selection.steps] == [*range(8)] and len(partial) == 5
     assert partial[0].change.num_pairs == 1 and found.baseline.recipe == "baseline"
+    drawn = plot(found)
+    assert [len(line.x) for line in drawn.data] == [8, 8] and drawn.data[0].name == "baseline"
+    assert drawn.layout.title.text.startswith("Same loss curve?")
     same = compare_training(model, rows, "", **how)
     assert same.verdict == "identical" and same.max_error == 0 and "to the bit" in same.explanation
     assert same.baseline.losses == found.baseline.losses

@@ -111,6 +111,13 @@ def test_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
     with pytest.raises(TrainingError, match="No space left on device.*as it was"):
         trainer.save(tmp_path)
     assert path.read_bytes() == whole and [each.name for each in tmp_path.glob("trainer*")] == ["trainer.pt"]
+
+    def of_torch(state, where):
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(torch, "save", of_torch)
+    with pytest.raises(TrainingError, match=r"unexpected pos 64 vs 0\), where .* are free. Choose another folder"):
+        trainer.save(tmp_path)
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(TrainingError, match="cannot be read"):
         trainer.resume(tmp_path)

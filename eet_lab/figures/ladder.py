@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from eet_lab.bench import Ladder, Measurement, Rung
 from eet_lab.bench.measured import p50
 from eet_lab.bench.paired import DETAILS, KINDS, LEAST_PAIRS, SURE_PAIRS, Change, Kind, Verdict
-from eet_lab.bench.train_compare import TrainLadder
+from eet_lab.bench.train_compare import TrainComparison, TrainLadder
 from eet_lab.figures import theme
 from eet_lab.figures.theme import rounded
 from eet_lab.technique import known
@@ -143,6 +143,20 @@ def training_waterfall(found: TrainLadder, log: bool | None = None) -> go.Figure
     steps = [OwnTime.of_pairs(each, was, now - was) for each, (was, now) in zip(changes, pairwise(levels), strict=True)]
     names = ["no technique", *(rung.title for rung in found.rungs)]
     return _falling("Who saves what: a training step", names, levels, steps, {}, _rule(steps), log)
+
+
+def loss_curves(found: TrainComparison) -> go.Figure:
+    """The loss of each step by both recipes, the selection's upon the baseline's: one line where they are the same."""
+    fig = theme.figure(f"Same loss curve? {found.verdict.capitalize()}", height=320, legend=theme.LEGEND_BELOW)
+    for side, color, width in ((found.baseline, theme.BASELINE, 6), (found.selection, theme.SELECTION, 1.5)):
+        name = theme.words(textwrap.shorten(side.recipe.replace(",", " + "), REMARK_WIDTH, placeholder=" …"))
+        fig.add_scatter(
+            x=[step.number + 1 for step in side.steps], y=rounded(side.losses), mode="lines", name=name,
+            line={"color": color, "width": width}, hovertemplate="step %{x}: loss %{y}<extra></extra>",
+        )  # fmt: skip
+    fig.update_xaxes(title="step")
+    fig.update_yaxes(title="nats a label")
+    return fig
 
 
 def _falling(

@@ -14,11 +14,11 @@ from eet_lab.bench import Comparison, Ladder, Measurement, Run
 from eet_lab.bench.fusion import FusionMap
 from eet_lab.bench.measured import MEMORY_PARTS, tokens_by_step
 from eet_lab.bench.timeline import Timelines
-from eet_lab.bench.train_compare import TrainLadder
+from eet_lab.bench.train_compare import TrainComparison, TrainLadder
 from eet_lab.errors import ResultError, did_you_mean
 from eet_lab.figures import theme
 from eet_lab.figures.fusion import fusion
-from eet_lab.figures.ladder import left_out, titles, training_waterfall, waterfall
+from eet_lab.figures.ladder import left_out, loss_curves, titles, training_waterfall, waterfall
 from eet_lab.figures.theme import DIGITS, rounded
 from eet_lab.figures.timeline import timeline_figure
 from eet_lab.labels import short_form
@@ -30,21 +30,21 @@ LONGEST = 48
 """Characters of a recipe's name in a legend."""
 
 
-Result = Run | Comparison | Ladder | TrainLadder | FusionMap | Timelines
+Result = Run | Comparison | Ladder | TrainComparison | TrainLadder | FusionMap | Timelines
 
 
 def plot(result: Result, kind: str | None = None, log: bool | None = None) -> go.Figure | dict[str, go.Figure]:
     """A figure of a result: the first of its kinds unless one is named; "all" for every one by name.
 
     Comparison: "latency", "tokens", "memory", "parity". Ladder: "waterfall", "left_out", "latency", "memory",
-    "parity". TrainLadder: "waterfall". Run: "latency", "tokens", "memory". FusionMap: "fusion". Timelines: "timeline".
+    "parity". TrainLadder: "waterfall", TrainComparison: "losses". Run: "latency", "tokens", "memory". FusionMap: "fusion". Timelines: "timeline".
     `log` sets the axis of those in SCALED; None: logarithmic where a linear one would hide something.
     ResultError for other kinds.
     """
     if not isinstance(result, Result):
         raise ResultError(
             f"plot draws a Run, a Comparison or a Ladder, as compare, ladder and load_result return them, a "
-            f"TrainLadder, a FusionMap and Timelines, not {type(result).__name__}."
+            f"TrainComparison, a TrainLadder, a FusionMap and Timelines, not {type(result).__name__}."
         )
     makers = kinds(result)
     if kind == "all":
@@ -72,6 +72,8 @@ def _drawn(result: Result, kind: str, log: bool | None) -> go.Figure:
 
 def kinds(result: Result) -> dict[str, Callable[..., go.Figure]]:
     """The figures that a result has, by name; none of what was stopped before its first step or rung."""
+    if isinstance(result, TrainComparison):
+        return {"losses": loss_curves}
     if isinstance(result, TrainLadder):
         return {"waterfall": training_waterfall}
     if isinstance(result, FusionMap):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 import torch
 
 from eet_lab.errors import TrainingError, first_line
 from eet_lab.files import check_folder
-from eet_lab.words import counted, some
+from eet_lab.words import counted, sized, some
 
 NAME = "trainer.pt"
 FORMAT = 1
@@ -35,10 +36,18 @@ def write(folder: Path, state: Mapping[str, Any]) -> Path:
         with suppress(OSError):  # what is told is why it could not be written
             unfinished.unlink(missing_ok=True)
         raise TrainingError(
-            f"The training cannot be saved in {folder} ({first_line(error)}). Choose another folder, or make room "
-            "there. An older checkpoint in it is as it was."
+            f"The training cannot be saved in {folder} ({first_line(error)}){_room(folder)}. Choose another folder, or "
+            "make room there. An older checkpoint in it is as it was."
         ) from error
     return path
+
+
+def _room(folder: Path) -> str:
+    """How much is free there, in words, as torch's writer does not say that a disk is full; nothing if unknown."""
+    try:
+        return f", where {sized(disk_usage(folder).free)} are free"
+    except OSError:
+        return ""
 
 
 def read(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
