@@ -36,9 +36,10 @@ Result = Run | Comparison | Ladder | TrainComparison | TrainLadder | FusionMap |
 def plot(result: Result, kind: str | None = None, log: bool | None = None) -> go.Figure | dict[str, go.Figure]:
     """A figure of a result: the first of its kinds unless one is named; "all" for every one by name.
 
-    Comparison: "latency", "tokens", "memory", "parity". Ladder: "waterfall", "left_out", "latency", "memory",
-    "parity". TrainLadder: "waterfall", TrainComparison: "losses". Run: "latency", "tokens", "memory". FusionMap: "fusion". Timelines: "timeline".
-    `log` sets the axis of those in SCALED; None: logarithmic where a linear one would hide something.
+    Comparison: "latency", "tokens", "memory", "parity". Ladder: "waterfall", "left_out", "latency", "memory", "parity".
+    TrainLadder: "waterfall", TrainComparison: "losses". Run: "latency", "tokens", "memory". FusionMap: "fusion".
+    Timelines: "timeline". `log` sets the axis of those in SCALED; None: logarithmic where a linear one would hide
+    something.
     ResultError for other kinds.
     """
     if not isinstance(result, Result):
