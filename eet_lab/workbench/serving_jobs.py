@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any, TypeAlias
 
 from eet_lab.errors import CostError, ScheduleError, TrafficError
@@ -18,12 +19,13 @@ from eet_lab.scheduling.policy import BasePolicy
 from eet_lab.scheduling.served import Served
 from eet_lab.scheduling.simulator import check_fits, simulate_traffic
 from eet_lab.scheduling.sweep import LoadPoint, sweep
+from eet_lab.scheduling.trace import read_trace
 from eet_lab.scheduling.traffic import Gamma, Lengths, Traffic, make_traffic, read_lengths
 from eet_lab.serving.live import OnLook, serve_traffic
 from eet_lab.serving.profile import profile
 from eet_lab.technique import Recipe, registry
 from eet_lab.techniques.continuous_batching import ContinuousBatching
-from eet_lab.words import brief, visible
+from eet_lab.words import brief, counted, visible
 
 MOST_REQUESTS = 20_000
 MOST_POLICIES = 6
@@ -35,7 +37,8 @@ LOADS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.15, 1.3, 1.6)
 class Asked:
     """Traffic and policies. `rate` requests come a second, `cv` is their burstiness; None: what suits the table.
 
-    `lengths` and `new_tokens` are what `read_lengths` reads, `policies` what `parse_policy` reads.
+    `lengths` and `new_tokens` are what `read_lengths` reads, `policies` what `parse_policy` reads. `trace` is a file of
+    requests, whose own times, lengths and answers count in place of all that is drawn.
     """
 
     policies: tuple[str, ...]
@@ -45,6 +48,7 @@ class Asked:
     new_tokens: str = ""
     requests: int = 300
     seed: int = 0
+    trace: str = ""
 
     def drawn(self, table: CostTable) -> tuple[Lengths, Lengths]:
         """Where lengths and answers are drawn from; an encoder answers nothing. TrafficError."""
@@ -53,22 +57,31 @@ class Asked:
         return read_lengths(self.lengths or usual, table.most_length), read_lengths(answers, table.most_length)
 
     def rate_on(self, table: CostTable) -> float:
-        """The rate; where none is given, nine tenths of what can be served one by one, in two digits."""
+        """The rate; where none is given, nine tenths of what can be served one by one, in two digits. TrafficError."""
+        if self.trace and isfinite(rate := read_trace(self.trace).rate):
+            return rate
         return self.rate if self.rate is not None else float(f"{0.9 * one_by_one_rate(*self.drawn(table), table):.2g}")
 
     def in_words(self, table: CostTable) -> str:
         """The requests but for their rate, for a figure's title."""
+        if self.trace:
+            traffic = self.traffic(table)
+            return f"{counted(len(traffic), 'request')} of {traffic.name}"
         lengths, answers = self.drawn(table)
         told = f", answers {answers}" if table.kind == "decoder" else ""
         return visible(f"{self.requests:,} requests, lengths {lengths}{told}, cv {brief(self.cv)}, seed {self.seed}")
 
     def traffic(self, table: CostTable, times: float = 1.0) -> Traffic:
         """The requests, `times` as close together. TrafficError."""
-        if isinstance(self.requests, int) and self.requests > MOST_REQUESTS:
+        trace = read_trace(self.trace) if self.trace else None
+        requests = self.requests if trace is None else len(trace)
+        if isinstance(requests, int) and requests > MOST_REQUESTS:
             raise TrafficError(
-                f"requests is {self.requests:,}, but this view draws at most {MOST_REQUESTS:,}. Take fewer, or "
+                f"requests is {requests:,}, but this view draws at most {MOST_REQUESTS:,}. Take fewer, or "
                 "`eet-lab simulate`, which draws nothing."
             )
+        if trace is not None:
+            return replace(trace, arrival_ms=trace.arrival_ms / times)
         return make_traffic(
             self.requests, Gamma(times * self.rate_on(table), self.cv), *self.drawn(table), seed=self.seed
         )

@@ -63,6 +63,7 @@ EXAMPLE = "Simulated in warped time; no model runs. What a pass takes comes from
 MEASURED_HERE = "What a pass takes was measured on this machine, with this model: "
 ON_A_CPU = " A CPU's times say nothing of a GPU's."
 FLOW = {"flex_flow": "row wrap", "display": "flex", "grid_gap": "4px 14px"}
+TRACE = "CSV or JSONL with time (s), length and new_tokens: these requests, as they came, in place of what is drawn"
 DISTRIBUTIONS = "128; 5-250 (uniform); lognormal:MEDIAN:SIGMA; or a file of whole numbers"
 
 
@@ -76,18 +77,19 @@ class ServingPage(ActionPage):
         self._decodes, names = table.kind == "decoder", names_for(table)
         bursts = BURSTS if asked.cv in BURSTS.values() else {**BURSTS, f"cv {brief(asked.cv)}": asked.cv}
         lengths, answers = asked.drawn(table)
-        self._rate = W.FloatText(value=asked.rate_on(table), layout=NARROW)
+        self._rate = W.FloatText(value=replace(asked, trace="").rate_on(table), layout=NARROW)
         self._cv = W.Dropdown(options=list(bursts.items()), value=asked.cv, layout=WIDE)
         self._lengths = W.Text(value=asked.lengths or _words(lengths), layout=WIDE, tooltip=DISTRIBUTIONS)
         self._answers = W.Text(value=asked.new_tokens or _words(answers), layout=WIDE, tooltip=DISTRIBUTIONS)
         self._requests = W.BoundedIntText(value=asked.requests, min=1, max=MOST_REQUESTS, layout=NARROW)
         self._seed = W.BoundedIntText(value=asked.seed, min=0, max=2**53, layout=NARROW)
+        self._trace = W.Text(value=asked.trace, placeholder="none", layout=WIDE, tooltip=TRACE)
         self._policies = [
             W.Combobox(value=words, options=names, layout=WIDE, continuous_update=False) for words in asked.policies
         ]
         fields = {"requests a second": self._rate, "they come": self._cv, "tokens of each": self._lengths}
         fields |= {"tokens of an answer": self._answers} if self._decodes else {}
-        fields |= {"requests": self._requests, "seed": self._seed}
+        fields |= {"requests": self._requests, "seed": self._seed, "or a trace, a file": self._trace}
         policies = {f"policy {number}": box for number, box in enumerate(self._policies, 1)}
         self.buttons = {
             "simulate": W.Button(description="Simulate", button_style="primary"),
@@ -118,7 +120,7 @@ class ServingPage(ActionPage):
         answers = self._answers.value.strip()
         return Asked(
             words, self._rate.value, self._cv.value, self._lengths.value.strip(), answers, self._requests.value,
-            self._seed.value,
+            self._seed.value, self._trace.value.strip(),
         )  # fmt: skip
 
     def put_table(self, table: CostTable, is_example: bool) -> None:
@@ -130,7 +132,7 @@ class ServingPage(ActionPage):
         except EETError:
             lengths, answers = Asked(asked.policies).drawn(table)
             self._lengths.value, self._answers.value = _words(lengths), _words(answers)
-        self._rate.value = replace(self.asked(), rate=None).rate_on(table)
+        self._rate.value = replace(self.asked(), rate=None, trace="").rate_on(table)
 
     def tell_error(self, error: BaseException) -> None:
         """What went wrong; what was shown before stays."""

@@ -255,9 +255,9 @@ class ServingView(ActionView):
     `table` is an example ("demo-cpu", a decoder, or "bert-base-cpu", an encoder), a file, or a cost table. `policies`
     are words such as "dynamic_program:trigger=lazy". `rate` requests come a second (None: nine tenths of what can be
     served one by one), `cv` is their burstiness (1: Poisson), `lengths` and `new_tokens` are words such as "5-250" or
-    "lognormal:40:0.8". `results` has what was simulated last, and `figures` what is drawn of it: static, so that a
-    cell that shows one keeps it. With a `model` (a name, or what `eet_lab.load` gave) its own cost table can be
-    measured, and the model served for real: `measured`.
+    "lognormal:40:0.8". `trace` is a file of requests that take the place of all that is drawn. `results` has what was
+    simulated last, and `figures` what is drawn of it: static, so that a cell that shows one keeps it. With a `model`
+    (a name, or what `eet_lab.load` gave) its own cost table can be measured, and the model served for real: `measured`.
 
     Opening another view closes this one. `close()` ends its threads. Errors: CostError, ScheduleError, TrafficError.
     """
@@ -275,6 +275,7 @@ class ServingView(ActionView):
         new_tokens: str = "",
         requests: int = 300,
         seed: int = 0,
+        trace: str | Path = "",
         model: str | Model | None = None,
         device: str | None = None,
     ) -> None:
@@ -285,7 +286,7 @@ class ServingView(ActionView):
         self._example = table if isinstance(table, EncoderCost | DecoderCost) else load_cost(table)
         named = (policies,) if isinstance(policies, str) else policies
         words = tuple(usual_policies(self._example) if named is None else named)
-        asked = Asked(words, rate, cv, lengths, new_tokens, requests, seed)
+        asked = Asked(words, rate, cv, lengths, new_tokens, requests, seed, str(trace))
         asked.chosen(self._example, asked.traffic(self._example))  # told now rather than when a button is pressed
         on_model = None if self.model is None else self._run_on_model
         self._show_page(lambda put, background: ServingController(asked, self._example, put, background, on_model))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,31 @@ def test_what_is_chosen_is_simulated_and_kept(view: ServingView) -> None:
     click(view, "loads")
     assert list(view.figures) == ["batches", "loads"] and len(view.controller.page._kept.outputs) == 2
     assert len(view.figures["loads"].data[0].x) == len(LOADS)
+
+
+def test_a_trace_takes_the_place_of_what_is_drawn(view: ServingView, tmp_path: Path) -> None:
+    (tmp_path / "day.csv").write_text("time,length\n0,5\n0.05,100\n0.2,20\n")
+    (tmp_path / "wrong.csv").write_text("0,5\n-1,5\n")
+    page = view.controller.page
+    page._trace.value = f" {tmp_path / 'day.csv'} "
+    click(view, "simulate")
+    found = view.results["Naive padding"].traffic
+    assert found.arrival_ms.tolist() == [0, 50, 200] and found.lengths.tolist() == [5, 100, 20]
+    click(view, "loads")
+    loads = view.figures["loads"]
+    assert "3 requests of day.csv" in loads.layout.title.text
+    assert loads.data[0].x[0] == pytest.approx(LOADS[0] * 2 / 0.2), "the trace's own rate, and shares of it"
+    page._trace.value = str(tmp_path / "wrong.csv")
+    click(view, "simulate")
+    assert "wrong.csv, line 2: time is -1" in page._table.value
+    page.put_table(TURBO_2060, is_example=False)
+    with pytest.raises(TrafficError, match="line 2: time is -1"):
+        ServingView(TURBO_2060, trace=tmp_path / "wrong.csv")
+    (tmp_path / "long.csv").write_text("0,5\n" * (MOST_REQUESTS + 1))
+    with pytest.raises(TrafficError, match="20,001, but this view draws at most 20,000"):
+        ServingView(TURBO_2060, trace=tmp_path / "long.csv")
+    (tmp_path / "once.csv").write_text("0,5\n0,9\n")
+    Asked(("no_batching",), trace=str(tmp_path / "once.csv")).traffic(TURBO_2060, 2.0)
 
 
 def test_fields_are_read_when_a_button_is_pressed(view: ServingView) -> None:
