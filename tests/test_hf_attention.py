@@ -14,6 +14,7 @@ from eet_lab.errors import ModelError
 
 IDS = dict(bos_token_id=1, eos_token_id=None, pad_token_id=0, vocab_size=97)
 SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+WINDOWED = dict(num_hidden_layers=3, local_attention=4, bos_token_id=1, eos_token_id=2)
 GROUPED = SIZES | dict(num_key_value_heads=2, max_position_embeddings=128)
 DECODERS = {
     "gpt2": lambda: make_gpt2(vocab_size=97, pad_token_id=0, attn_pdrop=0.0),
@@ -29,11 +30,19 @@ ENCODERS = {
     "distilbert": lambda: hf.DistilBertModel(
         hf.DistilBertConfig(dim=32, n_layers=2, n_heads=4, hidden_dim=48, vocab_size=97)
     ),
+    "modernbert": lambda: hf.ModernBertModel(  # its windows are one wider where it tells them to attention
+        hf.ModernBertConfig(**(SIZES | WINDOWED), vocab_size=97, pad_token_id=0, cls_token_id=1, sep_token_id=2)
+    ),
 }
 BART = {
     f"{stack}_{name}": size
     for stack in ("encoder", "decoder")
     for name, size in (("attention_heads", 4), ("ffn_dim", 48))
+}
+MOONSHINE = {
+    f"{stack}_{name}": size
+    for stack in ("encoder", "decoder")
+    for name, size in (("num_attention_heads", 4), ("num_hidden_layers", 2))
 }
 CROSSED = {
     "bart": lambda: hf.BartForConditionalGeneration(
@@ -41,6 +50,12 @@ CROSSED = {
     ),
     "bert": lambda: hf.BertLMHeadModel(
         hf.BertConfig(**SIZES, vocab_size=97, is_decoder=True, add_cross_attention=True)
+    ),
+    "gpt2": lambda: make_gpt2(
+        vocab_size=97, pad_token_id=0, n_embd=32, n_head=4, attn_pdrop=0.0, add_cross_attention=True
+    ),
+    "moonshine": lambda: hf.MoonshineForConditionalGeneration(  # where there is a mask it calls no attention causal
+        hf.MoonshineConfig(vocab_size=97, hidden_size=32, intermediate_size=48, pad_token_id=0, **MOONSHINE)
     ),
 }
 LENGTHS = [3, 11, 1, 7]
@@ -132,7 +147,8 @@ def test_queries_look_at_another_text_as_with_sdpa(family, side, num_queries):
     targets = torch.randint(2, 97, (len(LENGTHS), num_queries))
     states = torch.randn(*ids.shape, 32)
     how = {"bart": dict(input_ids=ids, attention_mask=mask, decoder_input_ids=targets)}
-    how["bert"] = dict(input_ids=targets, encoder_hidden_states=states, encoder_attention_mask=mask)
+    how["moonshine"] = dict(input_values=torch.randn(len(LENGTHS), 4000), decoder_input_ids=targets)
+    how["bert"] = how["gpt2"] = dict(input_ids=targets, encoder_hidden_states=states, encoder_attention_mask=mask)
     found = []
     for name in ("sdpa", "eet"):
         with torch.no_grad():

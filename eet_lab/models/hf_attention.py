@@ -20,6 +20,8 @@ from eet_lab.errors import ModelError
 from eet_lab.ops import cuda, native
 from eet_lab.ops.types import Batch, Keys, Spec, fresh
 
+MAY_CROSS = ("is_encoder_decoder", "is_decoder", "add_cross_attention")
+"""What configs say of models whose queries may look at another text."""
 REMEDY = "Use attn_implementation='sdpa' for this model."
 
 
@@ -49,10 +51,18 @@ class Bounds(NamedTuple):
     end: list[int]
 
 
+class Sight(NamedTuple):
+    """Which keys a query may see beside pads, as transformers' mask function has it; a module may tell otherwise."""
+
+    is_causal: bool
+    window: int | None = None  # of so many keys, its own among them; where it is not causal, so many on each side
+
+
 class RealTokens(Tensor):
     """transformers' mask [B,K] as it came, True for real tokens. It brings the host's numbers: read once a pass."""
 
     bounds: Bounds
+    sight: Sight | None  # None: as the module tells
     may_cross: bool  # queries of another text may look at them, as far as the model's config tells
 
 
@@ -70,7 +80,8 @@ def real_tokens(
 
     ModelError where a row's real tokens have gaps, or where keys are hidden in another way.
     """
-    if mask_function is not None and not _is_known(mask_function):
+    sight = None if mask_function is None else _sight(mask_function)
+    if mask_function is not None and sight is None:
         name = getattr(mask_function, "__qualname__", repr(mask_function))
         raise ModelError(f"This model hides keys by {name}, which a first and a last key do not say. {REMEDY}")
     if attention_mask is None:
@@ -86,7 +97,8 @@ def real_tokens(
         )
     told = real.as_subclass(RealTokens)
     told.bounds = Bounds(*bounds)
-    told.may_cross = any(getattr(config, name, False) for name in ("is_encoder_decoder", "is_decoder"))
+    told.sight = sight
+    told.may_cross = any(getattr(config, name, False) for name in MAY_CROSS)
     return told
 
 
@@ -116,6 +128,8 @@ def attention(
             f"{asker} does not ask AttentionMaskInterface for its mask, so pads would be read as tokens. Use a newer "
             "transformers, or attn_implementation='sdpa'."
         )
+    if attention_mask.sight is not None:  # a mask is the truth for transformers, whatever comes beside it
+        is_causal, sliding_window = attention_mask.sight
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     keys, held = attention_mask.bounds, attention_mask.shape[1]
     key, value = key[:, :, :held], value[:, :, :held]  # a static cache is longer than its tokens
@@ -210,15 +224,24 @@ def _span(row: int, begin: int, end: int, K: int, Q: int) -> tuple[int, int]:
     return row * Q + first, max(last - first, 0)
 
 
-def _is_known(function: Callable) -> bool:
-    """Whether it hides keys as causal, windowed or bidirectional attention does; transformers composes closures."""
+def _sight(function: Callable) -> Sight | None:
+    """What transformers' mask functions say, which it composes of closures; None where two numbers do not say it."""
     from transformers import masking_utils as masks
 
-    plain = (masks.causal_mask_function, getattr(masks, "bidirectional_mask_function", None))
-    if function in plain:
-        return True
+    if function is masks.causal_mask_function:
+        return Sight(True)
+    if function is getattr(masks, "bidirectional_mask_function", None):
+        return Sight(False)
     code, closure = getattr(function, "__code__", None), getattr(function, "__closure__", None)
-    if code == masks.and_masks().__code__ and closure:
-        return all(map(_is_known, closure[0].cell_contents))
-    overlays = (masks.sliding_window_overlay, getattr(masks, "sliding_window_bidirectional_overlay", None))
-    return code in [overlay(1).__code__ for overlay in overlays if overlay]
+    if closure and code == masks.and_masks().__code__:
+        each = closure[0].cell_contents
+        found = [sight for part in each if (sight := _sight(part)) is not None]
+        if len(found) < len(each) or len({sight.is_causal for sight in found}) != 1:
+            return None
+        windows = [sight.window for sight in found if sight.window is not None]
+        return Sight(found[0].is_causal, min(windows, default=None))
+    for name, is_causal in (("sliding_window_overlay", True), ("sliding_window_bidirectional_overlay", False)):
+        overlay = getattr(masks, name, None)
+        if closure and overlay is not None and code == overlay(1).__code__:
+            return Sight(is_causal, closure[0].cell_contents)
+    return None
