@@ -102,6 +102,11 @@ def test_a_gain_of_a_phase_is_bounded_by_its_share():
     assert drawn._words(gain) == "update 4 ×, step 1.2 ×"
     unsure = replace(after, changes=changes | {"step": changes["forward"]}).gain(before)
     assert drawn._words(unsure) == "update 4 ×, step ?" and "cannot tell apart" in drawn._bound(unsure)
+    captured = replace(after, changes=dict.fromkeys(changes, changes["forward"]) | {"step": changes["step"]}).gain(
+        before
+    )
+    assert captured == Gain(None, None, changes["step"], 0.0) and drawn._words(captured) == "step 1.2 ×"
+    assert "launched one by one" in drawn._bound(captured), "phases cannot tell what a captured step gains"
     noise = replace(after, changes=dict.fromkeys(changes, changes["forward"]))
     assert noise.gain(before) is None and drawn._words(None) == "no gain to tell", "noise is no effect"
 

@@ -193,6 +193,7 @@ def test_wheel_has_sources_notebooks_and_data(wheel):
         assert not missing
     assert "eet_lab/_benchmarks/h200.jsonl" in wheel, "lesson 4 shows its rows"
     assert "eet_lab/_benchmarks/h100-policies-bert-base.json" in wheel, "lesson 7 shows what it found"
+    assert "eet_lab/_benchmarks/h100-fusion-gpt2.json" in wheel, "and lesson 8 this"
     hidden = {"__pycache__", ".ipynb_checkpoints"}
     files = [path for path in (ROOT / "eet_lab").rglob("*") if path.is_file() and not hidden & set(path.parts)]
     missing = {str(path.relative_to(ROOT)) for path in files} - wheel

@@ -7,6 +7,7 @@ compile.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from check_kernels import HOME, cold_build_s, is_wrong
 from eet_lab.bench import caching_allocator, encoding, held_out
 from eet_lab.bench.benchmark import benchmark
 from eet_lab.bench.cost import launch_cost, streaming_gb_per_s
+from eet_lab.bench.fusion import fusion_map
 from eet_lab.bench.op_workloads import OpWorkload
 from eet_lab.bench.ops import benchmark_op
 from eet_lab.bench.peers import PEERS
@@ -72,7 +74,7 @@ SMALL_TRAINED_OPS = (
 )
 SDPA = "hf-sdpa"
 BOTH = (SDPA, "hf-compile")
-TRAIN_PEERS = ("hf-eager", *BOTH, "hf-reduce-overhead", "hf-max-autotune")
+TRAIN_PEERS, TUNED = ("hf-eager", *BOTH, "hf-reduce-overhead"), "hf-max-autotune"
 ENDS = ("baseline", "all")
 COMPILED = ("hf-static-compile", "torch-cuda-graphs", "torch-compile")
 
@@ -216,6 +218,19 @@ def trained(peers: Mapping[str, Sequence[str]], *recipes: str) -> Callable[[Sess
     return work
 
 
+def fused(text: str) -> Callable[[Session], Any]:
+    """The fusion map of a workload in bfloat16, as a file for benchmarks/."""
+
+    def work(session: Session) -> Any:
+        workload = session.sized_batch(TrainBatch.parse(text))
+        found = fusion_map(session.model(workload.model, "bfloat16"), workload, **session.common())
+        path = session.out / f"fusion-{workload.model}.json"
+        path.write_text(json.dumps(asdict(found), indent=1) + "\n")
+        return {"step_ms": {rung.title: rung.step_ms.p50 for rung in found.rungs}, "file": path.name}
+
+    return work
+
+
 def with_dropout(workload: str, plain: Sequence[str], dropped: Sequence[str]) -> dict[str, Sequence[str]]:
     """The peers of a workload, and those of the same with dropout."""
     return {f"train:{workload}": plain, f"train:{workload}/d0.1": dropped}
@@ -291,13 +306,17 @@ PARTS: dict[str, Part] = {
         20, accuracy_of("accuracy:demo/b16/p64/n64", "all", "all,-persistent_layers", "all,int8_weights")
     ),
     "train-gpt2": Part(260, trained(with_dropout("gpt2/b8/s1024", TRAIN_PEERS, BOTH), *ENDS)),
+    # Which alone tries its products in other ways for more than five minutes.
+    "train-tuned-gpt2": Part(480, trained({"train:gpt2/b8/s1024": (TUNED,)}, "all")),
     "train-gpt2-b64": Part(110, trained({"train:gpt2/b64/s1024": BOTH}, "all")),
-    "train-bert": Part(200, trained(with_dropout("bert-base/b32/s128", TRAIN_PEERS, BOTH), *ENDS)),
+    "train-bert": Part(520, trained(with_dropout("bert-base/b32/s128", (*TRAIN_PEERS, TUNED), BOTH), *ENDS)),
     # Like MRPC, whose sentences have 53 tokens on average.
     "train-bert-ragged": Part(60, trained({"train:bert-base/b32/s5-101": BOTH}, *ENDS)),
-    "train-vit": Part(90, trained(with_dropout("vit-b-32/b128", BOTH, BOTH), *ENDS)),
+    # Without techniques a step with dropout takes many seconds.
+    "train-vit": Part(120, trained(with_dropout("vit-b-32/b128", BOTH, BOTH), "all")),
     "train-big": Part(130, trained(with_dropout("transformer-big/b8/s64", BOTH, BOTH), *ENDS)),
     "train-base": Part(130, trained(with_dropout("transformer-base/b64/s64", BOTH, BOTH), *ENDS)),
+    "fusion-gpt2": Part(60, fused("train:gpt2/b8/s1024")),
     "train-ops": Part(180, ops(*TRAINED_OPS, smoke=SMALL_TRAINED_OPS, dtype="bfloat16")),
     "sweep-l16": Part(60, benchmarked("l16-h1024/b4/p128/n896", "l16-h1024/b4/p896/n128", peers=COMPILED)),
     "ops-decode-b1": Part(8, ops("op:decode_attention/b1/kv1024/h25/d64")),

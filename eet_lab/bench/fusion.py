@@ -55,11 +55,12 @@ class PhaseWork(NamedTuple):
 
 class Gain(NamedTuple):
     """The phase that a technique shortens most, what can be told from noise of it and of the step, and the share of the
-    step that the phase was before: were it gone, the step would be `most` times as fast.
+    step that the phase was before: were it gone, the step would be `most` times as fast. No phase is told where the
+    step alone is faster, as it is when it is captured.
     """
 
-    phase: str
-    of_phase: Change
+    phase: str | None
+    of_phase: Change | None
     of_step: Change
     share: float
 
@@ -84,11 +85,14 @@ class FusionRung:
     changes: Mapping[str, Change]
 
     def gain(self, before: FusionRung) -> Gain | None:
-        """What came with the technique; None where no phase can be told to be faster."""
-        known = {phase: change for phase in PHASES if (change := self.changes.get(phase)) is not None}
+        """What came with the technique; None where neither a phase nor the step can be told to be faster."""
+        known = {phase: change for phase in (*PHASES, STEP) if (change := self.changes.get(phase)) is not None}
         faster = [phase for phase, change in known.items() if change.is_told and change.verdict == "better"]
         if not faster:
             return None
+        if faster == [STEP]:
+            return Gain(None, None, known[STEP], 0.0)
+        faster = [phase for phase in faster if phase != STEP]
         phase = max(faster, key=lambda each: before.work[each].ms - self.work[each].ms)
         share = before.work[phase].ms / sum(work.ms for work in before.work.values())
         return Gain(phase, self.changes[phase], self.changes[STEP], share)
@@ -101,6 +105,25 @@ class FusionMap:
     environment: Environment
     workload: str
     rungs: tuple[FusionRung, ...]
+
+    @classmethod
+    def of(cls, kept: Mapping[str, Any]) -> FusionMap:
+        """What `dataclasses.asdict` made of one, and JSON kept."""
+        return cls(
+            Environment(**kept["environment"]),
+            kept["workload"],
+            tuple(
+                FusionRung(
+                    **rung
+                    | {
+                        "work": {phase: PhaseWork(*work) for phase, work in rung["work"].items()},
+                        "step_ms": Spread(**rung["step_ms"]),
+                        "changes": {name: Change(**change) for name, change in rung["changes"].items()},
+                    }
+                )
+                for rung in kept["rungs"]
+            ),
+        )
 
     @property
     def pairs(self) -> Sequence[tuple[FusionRung, FusionRung]]:

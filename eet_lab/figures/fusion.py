@@ -45,7 +45,8 @@ def fusion(result: FusionMap) -> go.Figure:
     gains = [after.gain(before) for before, after in pairs]
     ends = [max(sum(work.ms for work in rung.work.values()) for rung in pair) for pair in pairs]
     fig.add_scatter(
-        x=theme.rounded(ends), y=list(range(len(pairs))), mode="text", text=[f"  {_words(gain)}" for gain in gains],
+        x=theme.rounded(ends), y=list(range(len(pairs))), mode="text",
+        text=["<br>".join(f"  {line}" for line in _words(gain).split(", ")) for gain in gains],
         textposition="middle right", textfont={"size": 11}, cliponaxis=False, showlegend=False,
         customdata=[_bound(gain) for gain in gains], hovertemplate="%{customdata}<extra></extra>",
         row=1, col=len(COLUMNS),
@@ -77,7 +78,8 @@ def _words(gain: Gain | None) -> str:
     """`update 7.8 ×, step 1.1 ×`, as far as it can be told."""
     if gain is None:
         return "no gain to tell"
-    return f"{gain.phase} {_times(gain.of_phase)}, step {_times(gain.of_step)}"
+    of_phase = "" if gain.of_phase is None else f"{gain.phase} {_times(gain.of_phase)}, "
+    return f"{of_phase}step {_times(gain.of_step)}"
 
 
 def _times(change: Change) -> str:
@@ -88,6 +90,8 @@ def _bound(gain: Gain | None) -> str:
     """Why the step gains less than the phase (Amdahl)."""
     if gain is None:
         return "no part of the step is faster by more than noise"
+    if gain.of_phase is None:
+        return f"step: {gain.of_step.words('ms')}<br>its parts, launched one by one, tell nothing of it"
     return (
         f"{gain.phase}: {gain.of_phase.words('ms')}<br>it was {percent(gain.share)} of the step: were it gone, the "
         f"step would be {brief(gain.most, 3)} × as fast<br>step: {gain.of_step.words('ms')}"
