@@ -162,7 +162,7 @@ def test_the_command_trains_and_saves(tmp_path: Path, capsys: pytest.CaptureFixt
     model = load(tmp_path / "kept", device="cpu")
     assert model.encode("forty two 42") == demo_of("translator-tiny").model().encode("forty two 42")
     capsys.readouterr()
-    assert main(["generate", "forty two", "--model", str(tmp_path / "kept"), "-n", "3", "--device", "cpu"]) == 0
+    assert main(["generate", "forty two", "--model", str(tmp_path / "kept"), "--device", "cpu"]) == 0
     assert capsys.readouterr().out.startswith("forty two >> ")
     assert main(["train", "translater-tiny"]) == 2 and "Did you mean 'translator-tiny'" in capsys.readouterr().err
     assert main(["train", "vit-tiny", "--steps", "0"]) == 2 and "max_steps is 0" in capsys.readouterr().err

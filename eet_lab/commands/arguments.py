@@ -87,10 +87,13 @@ def tell_unfit(model: Model, recipe: str) -> None:
             print(f"{name} is left out for this model: {reason}.", file=sys.stderr)
 
 
-def add_generation(parser: argparse.ArgumentParser, new_tokens: int = 64) -> None:
+NEW_TOKENS = 64
+
+
+def add_generation(parser: argparse.ArgumentParser, new_tokens: int = NEW_TOKENS) -> None:
     """How to generate: the fields of `Settings` that suit a command line."""
     group = parser.add_argument_group("generation")
-    group.add_argument("-n", "--new-tokens", type=int, default=new_tokens, metavar="N", help="default: %(default)s")
+    group.add_argument("-n", "--new-tokens", type=int, default=new_tokens, metavar="N", help=f"default: {new_tokens}")
     group.add_argument(
         "--temperature", type=float, default=0.0, metavar="X", help="0 (greedy, the default) or 1e-4 and more"
     )

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from eet_lab.commands.arguments import add_generation, add_model, load_generator, settings, tell_unfit
+from eet_lab.commands.arguments import NEW_TOKENS, add_generation, add_model, load_generator, settings, tell_unfit
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine, stoppable
 from eet_lab.errors import Cancelled
@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-text token")
     add_generation(parser)
+    parser.set_defaults(new_tokens=None)
     add_model(parser)
 
 
@@ -45,6 +46,9 @@ def run(args: argparse.Namespace) -> int:
 
     model = load_generator(args)
     tell_unfit(model, args.recipe)
+    if args.new_tokens is None:  # a small decoder of answers may have room for fewer
+        room = model.config.context - 1 if isinstance(model.network, Seq2Seq) else NEW_TOKENS
+        args.new_tokens = min(NEW_TOKENS, room)
     eos_id = model.config.eos_id
     ends = () if args.ignore_eos or eos_id is None else (eos_id,)
     printer = Printer(args.prompts, ended_by(ends, model.decode), isinstance(model.network, Seq2Seq))
