@@ -76,7 +76,8 @@ SDPA = "hf-sdpa"
 BOTH = (SDPA, "hf-compile")
 TRAIN_PEERS, TUNED = ("hf-eager", *BOTH, "hf-reduce-overhead"), "hf-max-autotune"
 ENDS = ("baseline", "all")
-COMPILED = ("hf-static-compile", "torch-cuda-graphs", "torch-compile")
+STATIC = ("hf-static-compile",)
+COMPILED = (*STATIC, "torch-cuda-graphs")
 
 
 class Part(NamedTuple):
@@ -109,14 +110,18 @@ def machine(session: Session) -> dict[str, Any]:
 
 
 def benchmarked(
-    *workloads: str, recipes: Sequence[str] = ("all",), repeats: int = 3, peers: Sequence[str] = tuple(PEERS)
+    *workloads: str,
+    recipes: Sequence[str] = ("all",),
+    repeats: int = 3,
+    peers: Sequence[str] = tuple(PEERS),
+    dtype: str | None = None,
 ) -> Callable[[Session], Any]:
     """Recipes beside peers on each workload."""
 
     def work(session: Session) -> Any:
         found = {}
         for workload in (session.sized(Workload.parse(text)) for text in workloads):
-            model = session.model(workload.model)
+            model = session.model(workload.model, dtype)
             distinct = list(dict.fromkeys(str(as_recipe(each, model.device, model.config)) for each in recipes))
             providers = [OURS, *(name for name in peers if session.peers is None or name in session.peers)]
             rows, remarks = benchmark(model, workload, distinct, providers, repeats=repeats, **session.common())
@@ -270,10 +275,24 @@ PARTS: dict[str, Part] = {
     "bench-xl-ragged": Part(60, benchmarked("gpt2-xl/b16/p16-960/n64", peers=("hf-sdpa", "torch-cuda-graphs"))),
     "bench-xl-b8": Part(80, benchmarked("gpt2-xl/b8/p512/n128", peers=("hf-sdpa", *COMPILED))),
     "bench-xl-b32": Part(90, benchmarked("gpt2-xl/b32/p64-500/n64", peers=COMPILED)),
-    "bench-llama-b1": Part(60, benchmarked("llama-1b/b1/p128/n128", peers=("hf-static-compile", "torch-compile"))),
-    "bench-llama-b16": Part(70, benchmarked("llama-1b/b16/p1024/n128", peers=("hf-static-compile", "torch-compile"))),
-    "bench-qwen3-b1": Part(70, benchmarked("qwen3-0.6b/b1/p128/n128", peers=("hf-static-compile", "torch-compile"))),
-    "bench-qwen3-8b": Part(120, benchmarked("qwen3-8b/b1/p128/n64", peers=("hf-static-compile", "torch-compile"))),
+    "bench-llama-b1": Part(40, benchmarked("llama-1b/b1/p128/n128", peers=STATIC)),
+    "bench-llama-b16": Part(50, benchmarked("llama-1b/b16/p1024/n128", peers=STATIC)),
+    "bench-qwen3-b1": Part(50, benchmarked("qwen3-0.6b/b1/p128/n128", peers=STATIC)),
+    "bench-qwen3-8b": Part(100, benchmarked("qwen3-8b/b1/p128/n64", peers=STATIC)),
+    # The type that these families' checkpoints have.
+    "bf16-llama-qwen3": Part(
+        120, benchmarked("llama-1b/b1/p128/n128", "qwen3-0.6b/b1/p128/n128", peers=STATIC, dtype="bfloat16")
+    ),
+    # Its tuning takes 150 seconds and more: a part each, so that no other row waits for it.
+    **{
+        f"compiled-{name}": Part(240, benchmarked(workload, peers=("torch-compile",)))
+        for name, workload in (
+            ("xl-b32", "gpt2-xl/b32/p64-500/n64"),
+            ("llama-b1", "llama-1b/b1/p128/n128"),
+            ("llama-b16", "llama-1b/b16/p1024/n128"),
+            ("qwen3-b1", "qwen3-0.6b/b1/p128/n128"),
+        )
+    },
     "serve-llama": Part(
         200,
         served(
