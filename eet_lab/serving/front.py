@@ -55,8 +55,7 @@ class Front:
         self.metrics = Metrics(self.name, self.load, self.cache)
         self.worker, self.generator = worker, generator
         self._ended: ApiError | None = None
-        self._template: ChatTemplate | None = None
-        self._has_looked = False
+        self._template: asyncio.Task[ChatTemplate | None] | None = None
         self._answers = set[Answer]()
         self._sleeping, self._is_waking = set[Answer](), False
 
@@ -141,12 +140,17 @@ class Front:
             kind = "an encoder, which generates nothing" if self.is_encoder else "a decoder, which makes no vectors"
             raise ApiError(400, f"{path} is not served: {self.name} is {kind}.", "model", "wrong_kind")
 
+    def look_for_template(self) -> asyncio.Task[ChatTemplate | None]:
+        """Begin to read the checkpoint's chat template, once: transformers takes seconds to import."""
+        if self._template is None:
+            self._template = asyncio.create_task(asyncio.to_thread(template_of, self.card.folder))
+            self._template.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is told when asked
+        return self._template
+
     async def template(self) -> ChatTemplate:
         """The checkpoint's chat template; 400 where it has none."""
-        if not self._has_looked:
-            self._template = await asyncio.to_thread(template_of, self.card.folder)
-            self._has_looked = True
-        if self._template is None:
+        found = await asyncio.shield(self.look_for_template())  # a client that leaves does not end it for others
+        if found is None:
             raise ApiError(
                 400,
                 f"{self.name} has no chat template: its checkpoint was not made for conversations. Use "
@@ -154,7 +158,7 @@ class Front:
                 "messages",
                 "no_chat_template",
             )
-        return self._template
+        return found
 
     async def encode(self, text: str | list[int]) -> list[int]:
         """Token ids. Errors: PromptError, ModelError."""

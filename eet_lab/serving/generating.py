@@ -12,7 +12,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import EETError
 from eet_lab.models.transcript import Decode, Transcript
 from eet_lab.scheduling.whole import MOST
-from eet_lab.serving.bodies import MOST_CHOICES, Sampled
+from eet_lab.serving.bodies import MOST_CHOICES, ChatBody, Sampled
 from eet_lab.serving.errors import bad, of_engine
 from eet_lab.serving.front import Front
 from eet_lab.serving.gate import NUMBERS, Receive, Ticket, disconnected
@@ -171,11 +171,12 @@ def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | No
 
     Errors: ApiError, with the field, for what there is no room for.
     """
+    field = "messages" if isinstance(body, ChatBody) else "prompt"
     if len(prompts) * body.n > MOST_CHOICES:
         raise bad(
             f"{len(prompts):,} prompts with n={body.n} ask for {len(prompts) * body.n:,} texts, but one request gets "
             f"{MOST_CHOICES} at most. Send several requests.",
-            "n" if body.n > 1 else "prompt",
+            "n" if body.n > 1 else field,
         )
     logprobs = body.num_logprobs()
     seed = NUMBERS.randrange(MOST_SEED) if body.seed is None else body.seed % MOST_SEED
@@ -185,9 +186,7 @@ def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | No
         most, length = front.columns, max(len(prompt), 1)
         room = most - length
         if room < 1:
-            raise bad(
-                f"The prompt has {length:,} tokens, but with its answer it may have {most:,}. Shorten it.", "prompt"
-            )
+            raise bad(f"The prompt has {length:,} tokens, but with its answer it may have {most:,}. Shorten it.", field)
         if asked is not None and asked > room:
             shown = f"{asked:,}" if asked <= MOST else told(asked)
             raise bad(

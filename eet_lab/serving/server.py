@@ -65,6 +65,8 @@ class Server(Lifecycle):
         worker = self.service.worker
         worker.serve(asyncio.get_running_loop())
         worker.start()
+        if not self.service.is_encoder:
+            self.service.look_for_template()
         before = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         try:

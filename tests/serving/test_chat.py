@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -12,9 +14,10 @@ import transformers
 
 import eet_lab
 from eet_lab.models.loading import DEMO
+from eet_lab.serving import front
 from eet_lab.serving.service import ends_of
 
-from .conftest import Script
+from .conftest import Script, eventually
 
 TEMPLATE = (
     "{% for message in messages %}"
@@ -106,7 +109,7 @@ def test_an_answer_may_be_as_long_as_there_is_room(client, served, expected, mon
         ([*HELLO, {"role": "user", "content": [{"type": "image_url"}]}], "messages.2.content", "parts of text"),
         ([{"role": "user", "content": "\ud800"}], "messages.0.content", "surrogate"),
         ([{"role": "tool", "content": "a"}], "messages", "template refuses these messages: no tools here"),
-        ([{"role": "user", "content": "word " * 1500}], "prompt", "Shorten"),
+        ([{"role": "user", "content": "word " * 1500}], "messages", "Shorten"),
     ],
 )
 def test_conversations_that_cannot_be_continued(served, messages, param, said):
@@ -115,3 +118,25 @@ def test_conversations_that_cannot_be_continued(served, messages, param, said):
     answer = httpx.post(f"{served.url}/v1/chat/completions", content=body, headers=head)
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"] == param and said in error["message"], error
+
+
+def test_the_template_is_read_while_the_server_starts_and_once(folder, monkeypatch):
+    """transformers takes seconds to import, for which the first conversation would wait."""
+    read, asked = front.template_of, []
+
+    def slowly(folder):
+        asked.append(folder)
+        time.sleep(0.2)
+        return read(folder)
+
+    monkeypatch.setattr(front, "template_of", slowly)
+    served = eet_lab.serve(eet_lab.load(folder, device="cpu"), front="thread", served_model_name="chat")
+    try:
+        served.wait_until_up(60)
+        assert eventually(lambda: asked) == [folder]
+        body = {"model": "chat", "messages": HELLO, "max_tokens": 1}
+        with ThreadPoolExecutor(3) as pool:
+            sent = [pool.submit(httpx.post, f"{served.url}/v1/chat/completions", json=body) for _ in range(3)]
+            assert [each.result().status_code for each in sent] == [200] * 3 and asked == [folder]
+    finally:
+        served.stop()
