@@ -144,6 +144,7 @@ def load(
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**62:
         raise ModelError(f"seed is {seed!r:.60}, but it must be a whole number from 0 to 2**62 - 1.")
     if not isinstance(model, (str, os.PathLike)):
+        model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
         live = weights.from_live(model)
         loaded = Model(type(model).__name__, "live model", live.network, None, "live", live.settings)
     elif not str(model).strip():
