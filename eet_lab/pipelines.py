@@ -9,8 +9,10 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
 from threading import Event
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -37,6 +39,31 @@ SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+WHY = {
+    "batch_size": "texts that are given together are read together. ",
+    "max_length": "max_new_tokens says how many tokens follow the prompt. ",
+    "num_beams": "there is no beam search. ",
+}
+"""What is to be said of options that transformers' pipelines have."""
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def _options_checked(call: Call) -> Call:
+    """A pipeline's call that names an option which it does not have."""
+    known = [name for name in signature(call).parameters if name != "self"]
+
+    @wraps(call)
+    def checked(self: Pipeline, *given: Any, **how: Any) -> Any:
+        for name in how:
+            if name not in known:
+                why, hint = WHY.get(name, ""), did_you_mean(name, known)
+                options = f"The options are {', '.join(known[1:])}."
+                raise PromptError(f"This pipeline has no option {name!r}: {why}{options}{hint}")
+        return call(self, *given, **how)
+
+    return cast(Call, checked)
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """A model with a recipe, to be called with a text or a list of texts."""
@@ -48,6 +75,7 @@ class Pipeline:
 class TextGeneration(Pipeline):
     """What follows a text or a chat: `[{"generated_text": ...}]`, and a list of those for a list of them."""
 
+    @_options_checked
     def __call__(
         self,
         text_inputs: str | Chat | Sequence[str | Chat],
@@ -103,6 +131,7 @@ class FillMask(Pipeline):
     A text with several masked places gets a list for each of them.
     """
 
+    @_options_checked
     def __call__(self, inputs: str | Sequence[str], *, top_k: int = 5, targets: str | Sequence[str] = ()) -> list[Any]:
         """`targets` are words to choose among. Errors: PromptError, and those of `eet_lab.fill_mask`."""
         check_whole(PromptError, "top_k", top_k, 1, MOST)
@@ -137,6 +166,7 @@ class FillMask(Pipeline):
 class TextClassification(Pipeline):
     """The likeliest class of a text: `[{"label": ..., "score": ...}]`."""
 
+    @_options_checked
     def __call__(
         self,
         inputs: str | Mapping[str, str] | Sequence[str | Mapping[str, str]],
@@ -173,6 +203,7 @@ class TextClassification(Pipeline):
 class FeatureExtraction(Pipeline):
     """The last hidden states [1,S,C] of a text, as nested lists."""
 
+    @_options_checked
     def __call__(self, inputs: str | Sequence[str], *, truncation: bool = False, return_tensors: bool = False) -> Any:
         """With `return_tensors` they are tensors. Errors: those of `eet_lab.encode`."""
         texts = _read(self.model, inputs, truncation)

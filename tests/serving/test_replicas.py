@@ -179,9 +179,12 @@ def test_words_become_arguments(planned, capsys, monkeypatch):
     monkeypatch.setattr(replicas.ServedReplicas, "stop", lambda self: stopped.append(self))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
+    over = threading.Event()
+
     def end() -> None:
         while signal.getsignal(signal.SIGTERM) is handlers[signal.SIGTERM]:  # which would end this process
-            time.sleep(0.01)
+            if over.wait(0.01):
+                return
         os.kill(os.getpid(), signal.SIGTERM)
 
     try:
@@ -189,6 +192,7 @@ def test_words_become_arguments(planned, capsys, monkeypatch):
         words = ["--device", "cpu", "--replicas", "1-2", "--target-ongoing-requests", "5", "--served-model-name", "a"]
         assert main(["serve", *words]) == 0
     finally:
+        over.set()
         for number, handler in handlers.items():
             signal.signal(number, handler)
     [(plan, scale, _)] = planned
