@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
+import torch
 from families import ours
 
 from eet_lab.bench.rows import append, read
 from eet_lab.bench.serving import HF, HF_SERVE, HTTP, serve_all
+from eet_lab.bench.serving_peers import Asked, served_by_hf
 from eet_lab.bench.workloads import Requests
 from eet_lab.commands.bench_tables import serve_table
-from eet_lab.errors import Cancelled, PromptError, RecipeError
+from eet_lab.errors import Cancelled, PromptError, RecipeError, SetupError
 from eet_lab.scheduling.served import percentiles
 
 RECIPE = "all,continuous_batching:rows=3:chunk=8:budget=16"
@@ -72,6 +75,22 @@ def test_the_same_requests_over_http(tmp_path):
     assert over.tok_s == pytest.approx(sum(workload.new_lengths()) / over.total_ms.p50 * 1e3)
     [path] = append(rows, tmp_path)
     assert read(path) == rows
+
+
+@pytest.mark.parametrize(
+    "output, says",
+    [
+        ({"error": "out of pages", "generated_tokens": [1]}, "request 2: out of pages"),
+        ({"error": None, "generated_tokens": [1]}, "request 2: 1 of 3 tokens"),
+        (None, "request 2: no answer"),
+    ],
+)
+def test_what_transformers_did_not_answer_is_not_timed(output, says):
+    whole = SimpleNamespace(error=None, generated_tokens=[1, 2, 3], timestamps=[0.0, 1.0])
+    found = {"req_0": whole} | ({} if output is None else {"req_1": SimpleNamespace(**output)})
+    model = SimpleNamespace(device=torch.device("cpu"), generate_batch=lambda **how: found)
+    with pytest.raises(SetupError, match=says):
+        served_by_hf(model, Asked([[1], [2]], [3, 3]))
 
 
 def test_what_cannot_be_served_is_told():

@@ -79,6 +79,33 @@ def test_a_generator_that_lags_behind_counts_its_own_delay(monkeypatch):
     assert "the generator is too busy" in found.report()
 
 
+def test_a_stream_without_done_ends_with_its_reasons_and_usage():
+    """As that of transformers serve does; of several answers all must have ended."""
+    usage = {"prompt_tokens": 4, "completion_tokens": 3}
+
+    async def answer(asked):
+        asked.stream()
+        if asked.number < 2:
+            asked.text("a")
+        match asked.number:
+            case 0:
+                asked.event({"choices": [{"text": "", "finish_reason": "length"}], "usage": usage})
+            case 1:
+                asked.event({"choices": [{"finish_reason": "stop"}, {"finish_reason": None}], "usage": usage})
+            case 2:
+                asked.event({"choices": ["a"]})
+        asked.send(b"0\r\n\r\n")
+
+    with serving(answer) as url:
+        found = run_load(url, due(0.0, 0.1, 0.2))
+    assert found.counts == {"answered": 1, "refused": 0, "failed": 1, "lost": 1}
+    assert {*found.reasons} == {
+        "the stream ended without [DONE]",
+        "an event is no JSON object, or its choices are none",
+    }
+    assert found.told[0] == 3
+
+
 def test_every_outcome_is_counted_with_its_reason():
     async def answer(asked):
         match asked.number % 6:
@@ -170,7 +197,7 @@ def test_a_report_shows_the_most_frequent_reasons_and_counts_the_others():
     assert len(found.reasons) == 31
     said = found.report().splitlines()
     first = next(number for number, line in enumerate(said) if "A prompt holds" in line)
-    assert said[first] == "10 × 400 A prompt holds 30." and said[first + 10] == "21 × others, of 21 kinds"
+    assert said[first] == "10 × 400 A prompt holds 30." and said[first + 10] == "21 more, for 21 other reasons"
 
 
 def test_a_connection_that_its_server_has_closed_meanwhile_is_no_loss():

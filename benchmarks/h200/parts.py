@@ -324,9 +324,9 @@ PARTS: dict[str, Part] = {
     "accuracy-demo": Part(
         20, accuracy_of("accuracy:demo/b16/p64/n64", "all", "all,-persistent_layers", "all,int8_weights")
     ),
-    "train-gpt2": Part(260, trained(with_dropout("gpt2/b8/s1024", TRAIN_PEERS, BOTH), *ENDS)),
-    # Which alone tries its products in other ways for more than five minutes.
-    "train-tuned-gpt2": Part(480, trained({"train:gpt2/b8/s1024": (TUNED,)}, "all")),
+    "train-gpt2": Part(200, trained(with_dropout("gpt2/b8/s1024", BOTH, BOTH), *ENDS)),
+    # max-autotune alone tries its products in other ways for more than five minutes.
+    "train-tuned-gpt2": Part(560, trained({"train:gpt2/b8/s1024": (*TRAIN_PEERS, TUNED)}, "all")),
     "train-gpt2-b64": Part(110, trained({"train:gpt2/b64/s1024": BOTH}, "all")),
     "train-bert": Part(520, trained(with_dropout("bert-base/b32/s128", (*TRAIN_PEERS, TUNED), BOTH), *ENDS)),
     # Like MRPC, whose sentences have 53 tokens on average.

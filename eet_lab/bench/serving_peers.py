@@ -88,7 +88,7 @@ def loaded(target: Any, asked: Asked, prompts: Sequence[Any], cancel: Cancel | N
 
 
 def served_by_hf(model: Any, asked: Asked) -> ServingRun:
-    """The same by transformers' own continuous batching, a model of whose it is.
+    """The same by a model of transformers, with its own continuous batching. Errors: SetupError.
 
     It is what its `generate_batch` does, which gives all requests as many new tokens. On a CPU its cache takes a
     twentieth of the memory: by default it fills most of the machine's with zeros, for which 24 GiB take half a minute.
@@ -107,7 +107,11 @@ def served_by_hf(model: Any, asked: Asked) -> ServingRun:
     else:
         found = _generate_batch(model, asked, how, cache)
     total_s = time.perf_counter() - start
-    outputs = [found[f"req_{number}"] for number in range(len(asked.prompts))]
+    outputs = [found.get(f"req_{number}") for number in range(len(asked.prompts))]
+    for number, (output, new) in enumerate(zip(outputs, asked.new_tokens, strict=True), 1):
+        if output is None or output.error is not None or len(output.generated_tokens) < new:
+            why = "no answer" if output is None else output.error or f"{len(output.generated_tokens)} of {new} tokens"
+            raise SetupError(f"transformers' continuous batching did not answer request {number}: {why}.")
     times = [[(at - start) * 1e3 for at in output.timestamps] for output in outputs]
     tokens = [output.generated_tokens for output in outputs]
     return ServingRun(total_s, [t[0] for t in times], [t[-1] for t in times], [*map(len, tokens)], tokens)
@@ -185,7 +189,7 @@ def _free_port() -> int:
 
 
 def _wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path, cancel: Cancel | None) -> None:
-    """Return once it answers. Errors: SetupError with the last line of its log, where it ended; Cancelled."""
+    """Return once it answers. Errors: SetupError with the last line of its log; Cancelled."""
     until = time.monotonic() + UP_S
     while server.poll() is None and time.monotonic() < until:
         if cancel is not None and cancel.is_set():
@@ -196,4 +200,7 @@ def _wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path, cancel:
         except (URLError, OSError):
             time.sleep(LOOK_S)
     lines = log.read_text(errors="replace").strip().splitlines()
-    raise SetupError(f"transformers serve did not start: {lines[-1] if lines else 'it said nothing'}")
+    said = lines[-1] if lines else "it said nothing"
+    if server.poll() is None:
+        raise SetupError(f"transformers serve did not answer within {UP_S:.0f} s; it said last: {said}")
+    raise SetupError(f"transformers serve ended before it answered: {said}")

@@ -182,7 +182,8 @@ class Requests(Drawn):
             raise PromptError(f"arrivals is {self.arrivals!r}, but it must be 'all': all requests are there at once.")
         if self.most_new_tokens is not None and self.most_new_tokens < self.new_tokens:
             raise PromptError(
-                f"Answers from {self.new_tokens} to {self.most_new_tokens} tokens: the second must not be the smaller."
+                f"Answers from {self.new_tokens} to {self.most_new_tokens} tokens: the second must not be the smaller. "
+                "Swap them."
             )
 
     def new_lengths(self, seed: int = 0) -> list[int]:

@@ -109,16 +109,18 @@ class Exchange:
         try:
             found = json.loads(data)
             choices = found.get("choices") or []
-        except (ValueError, AttributeError, RecursionError):
-            self.end("failed", "an event is no JSON object")
+            texts = [_text_of(choice) for choice in choices]
+            is_last = bool(choices) and all(choice.get("finish_reason") for choice in choices)
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            self.end("failed", "an event is no JSON object, or its choices are none")
             return
         if found.get("error"):
             self.end("failed", f"in the stream: {_said(found)}")
             return
         self._usage = found.get("usage") or self._usage
         # transformers serve sends no [DONE]: its last event tells why the answer ended, and the usage.
-        self._is_done |= self._usage is not None and any(choice.get("finish_reason") for choice in choices)
-        if text := "".join(map(_text_of, choices)):
+        self._is_done |= is_last and self._usage is not None
+        if text := "".join(texts):
             self.last_at = self._clock()
             self.first_at = self.first_at or self.last_at
             self.num_told += 1

@@ -138,7 +138,7 @@ class Loaded(Latencies):
         reasons = [*self.reasons.items()]
         lines += [f"{number:,} × {reason}" for reason, number in reasons[:MOST_REASONS]]
         if others := reasons[MOST_REASONS:]:  # messages may name what was wrong with each request
-            lines += [f"{sum(number for _, number in others):,} × others, of {counted(len(others), 'kind')}"]
+            lines += [f"{sum(number for _, number in others):,} more, for {counted(len(others), 'other reason')}"]
         if (late := self.late_ms["p99"]) > LATE_MS:
             lines += [f"Requests left up to {brief(late)} ms (p99) after they were due: the generator is too busy."]
         return "\n".join(lines)
