@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isfinite
 from typing import Any, TypeAlias
 
@@ -38,7 +39,7 @@ class Asked:
     """Traffic and policies. `rate` requests come a second, `cv` is their burstiness; None: what suits the table.
 
     `lengths` and `new_tokens` are what `read_lengths` reads, `policies` what `parse_policy` reads. `trace` is a file of
-    requests, whose own times, lengths and answers count in place of all that is drawn.
+    requests, whose own times, lengths and answers count in place of all that is drawn; it is read once.
     """
 
     policies: tuple[str, ...]
@@ -50,6 +51,11 @@ class Asked:
     seed: int = 0
     trace: str = ""
 
+    @cached_property
+    def recorded(self) -> Traffic | None:
+        """The requests of the trace; None without one. TrafficError."""
+        return read_trace(self.trace) if self.trace else None
+
     def drawn(self, table: CostTable) -> tuple[Lengths, Lengths]:
         """Where lengths and answers are drawn from; an encoder answers nothing. TrafficError."""
         usual = usual_lengths(table)
@@ -58,22 +64,26 @@ class Asked:
 
     def rate_on(self, table: CostTable) -> float:
         """The rate; where none is given, nine tenths of what can be served one by one, in two digits. TrafficError."""
-        if self.trace and isfinite(rate := read_trace(self.trace).rate):
-            return rate
+        if self.recorded is not None:
+            if not isfinite(self.recorded.rate):
+                raise TrafficError(
+                    f"All requests of {self.recorded.name} come at once, so it has no rate to multiply. Press Simulate "
+                    "for the trace as it is, or take one whose times differ."
+                )
+            return self.recorded.rate
         return self.rate if self.rate is not None else float(f"{0.9 * one_by_one_rate(*self.drawn(table), table):.2g}")
 
     def in_words(self, table: CostTable) -> str:
         """The requests but for their rate, for a figure's title."""
-        if self.trace:
-            traffic = self.traffic(table)
-            return f"{counted(len(traffic), 'request')} of {traffic.name}"
+        if self.recorded is not None:
+            return f"{counted(len(self.recorded), 'request')} of {self.recorded.name}"
         lengths, answers = self.drawn(table)
         told = f", answers {answers}" if table.kind == "decoder" else ""
         return visible(f"{self.requests:,} requests, lengths {lengths}{told}, cv {brief(self.cv)}, seed {self.seed}")
 
     def traffic(self, table: CostTable, times: float = 1.0) -> Traffic:
         """The requests, `times` as close together. TrafficError."""
-        trace = read_trace(self.trace) if self.trace else None
+        trace = self.recorded
         requests = self.requests if trace is None else len(trace)
         if isinstance(requests, int) and requests > MOST_REQUESTS:
             raise TrafficError(

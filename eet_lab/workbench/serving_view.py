@@ -82,7 +82,7 @@ class ServingController(ActionController):
         self._on_model = on_model
         self._is_own = False  # the table was measured here, not given
         self._look: Look | None = None
-        self._loads: tuple[Asked, Any] | None = None
+        self._loads: tuple[str, Any] | None = None  # a title and points
 
     def stop(self) -> None:
         """Let what goes on end, and the film."""
@@ -125,9 +125,9 @@ class ServingController(ActionController):
         self._look = look
 
     def _show(self, action: str, asked: Asked, value: Any) -> None:
-        told = asked.in_words(self.table)
+        told = "" if action == "measure" else asked.in_words(self.table)
         if action == "loads":
-            self._loads = asked, value
+            self._loads = f"Latency against load (solid p99, dotted p50): {told}", value
         elif action == "measure":
             self._put_table(value)
         elif action == "serve":
@@ -153,8 +153,7 @@ class ServingController(ActionController):
         surface = cost_surface(table, f"What a pass takes, measured: {table.source.model}")
         self.figures = {"table": surface}
 
-    def _against_load(self, asked: Asked, points: Any) -> go.Figure:
-        title = f"Latency against load (solid p99, dotted p50): {asked.in_words(self.table)}"
+    def _against_load(self, title: str, points: Any) -> go.Figure:
         return latency_against_load(points, title, measured={n: [each.point] for n, each in self.measured.items()})
 
 

@@ -81,10 +81,11 @@ def test_this_model_is_measured_then_served_beside_its_simulation(
     tables.clear()
     press(bench, "serve")
     assert "Press Measure this model first" in tab.page._table.value, "an example is no measure of this model"
+    tab.page._trace.value = "no-such-file"  # no table needs it
     press(bench, "measure")
     assert isinstance(tab.table, DecoderCost) and tab.table.source.model == bench.model.name  # type: ignore[union-attr]
     assert "on this machine" in tab.page._where.value and list(tab.figures) == ["table"]
-    tab.page._rate.value = 40.0
+    tab.page._trace.value, tab.page._rate.value = "", 40.0
     press(bench, "serve")
     [name] = tab.measured
     assert name == "Continuous batching" and {"table", "agreement"} <= set(tab.figures)

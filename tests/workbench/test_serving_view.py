@@ -67,6 +67,11 @@ def test_a_trace_takes_the_place_of_what_is_drawn(view: ServingView, tmp_path: P
     loads = view.figures["loads"]
     assert "3 requests of day.csv" in loads.layout.title.text
     assert loads.data[0].x[0] == pytest.approx(LOADS[0] * 2 / 0.2), "the trace's own rate, and shares of it"
+    (tmp_path / "day.csv").unlink()
+    page._trace.value = ""
+    click(view, "simulate")
+    assert len(view.results["Naive padding"].traffic) == 60 and "eet-error" not in page._table.value
+    assert "3 requests of day.csv" in view.figures["loads"].layout.title.text, "and what was drawn before stays"
     page._trace.value = str(tmp_path / "wrong.csv")
     click(view, "simulate")
     assert "wrong.csv, line 2: time is -1" in page._table.value
@@ -77,7 +82,15 @@ def test_a_trace_takes_the_place_of_what_is_drawn(view: ServingView, tmp_path: P
     with pytest.raises(TrafficError, match="20,001, but this view draws at most 20,000"):
         ServingView(TURBO_2060, trace=tmp_path / "long.csv")
     (tmp_path / "once.csv").write_text("0,5\n0,9\n")
-    Asked(("no_batching",), trace=str(tmp_path / "once.csv")).traffic(TURBO_2060, 2.0)
+    assert Asked(("no_batching",), trace=str(tmp_path / "once.csv")).traffic(TURBO_2060, 2.0).arrival_ms.tolist() == [
+        0,
+        0,
+    ]
+    page._trace.value = str(tmp_path / "once.csv")
+    click(view, "loads")
+    assert "once.csv come at once, so it has no rate" in page._table.value and "Simulate" in page._table.value
+    click(view, "simulate")
+    assert len(view.results["Naive padding"].traffic) == 2
 
 
 def test_fields_are_read_when_a_button_is_pressed(view: ServingView) -> None:
