@@ -141,11 +141,18 @@ class Front:
             raise ApiError(400, f"{path} is not served: {self.name} is {kind}.", "model", "wrong_kind")
 
     def look_for_template(self) -> asyncio.Task[ChatTemplate | None]:
-        """Begin to read the checkpoint's chat template, once: transformers takes seconds to import."""
+        """Begin to read the checkpoint's chat template, once: transformers takes seconds to import.
+
+        A look that failed is told to those who wait for it, and then forgotten: the next one may find it.
+        """
         if self._template is None:
             self._template = asyncio.create_task(asyncio.to_thread(template_of, self.card.folder))
-            self._template.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is told when asked
+            self._template.add_done_callback(self._looked)
         return self._template
+
+    def _looked(self, task: asyncio.Task[ChatTemplate | None]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            self._template = None
 
     async def template(self) -> ChatTemplate:
         """The checkpoint's chat template; 400 where it has none."""

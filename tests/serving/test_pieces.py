@@ -121,6 +121,25 @@ def test_who_joins_after_all_were_ended_is_told(demo):
         service.joined(Answer(asyncio.Event(), is_followed=True))
 
 
+def test_a_look_for_a_template_that_failed_is_not_kept(demo, monkeypatch):
+    """A disk that fails for a moment would otherwise fail all conversations until the server starts anew."""
+    service, found = LocalFront(Service(demo)), object()
+    looks = iter([OSError("not now"), found])
+
+    def look(folder):
+        if isinstance(each := next(looks), OSError):
+            raise each
+        return each
+
+    async def run():
+        monkeypatch.setattr("eet_lab.serving.front.template_of", look)
+        with pytest.raises(OSError, match="not now"):
+            await service.template()
+        assert [await service.template(), await service.template()] == [found] * 2, "and the one that is there is kept"
+
+    asyncio.run(run())
+
+
 def test_admission_counts_tokens_until_the_first_is_there():
     admission = Admission(Options(max_queued_requests=3, max_queued_tokens=100))
     first = admission.enter(40, now=0.0)
