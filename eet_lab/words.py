@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 from collections.abc import Sequence
 from math import floor, isclose, isfinite, log10
@@ -143,6 +144,18 @@ def told(value: object) -> str:
         return shortened(value)
     except ValueError:
         return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+
+
+def too_many_digits(error: ValueError) -> str:
+    """What is wrong where Python refused to read a whole number for its length; "" for any other error.
+
+    Its own words name a switch of Python, which whoever wrote the number does not have.
+    """
+    if not str(error).startswith("Exceeds the limit"):
+        return ""
+    return (
+        f"a number has more than {sys.get_int_max_str_digits():,} digits, the most that are read: write it with fewer"
+    )
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

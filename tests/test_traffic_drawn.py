@@ -171,6 +171,10 @@ def test_answers_are_of_one_token_where_a_trace_does_not_say(tmp_path):
         ('{"time": 0, "length": 5\n', "line 1: there is no JSON"),
         ('{"time": 0, "length": NaN}\n', "line 1: length is nan"),
         ('{"time": 0, "length": ' + "9" * 400 + "}\n", "line 1: there is a number or an object that is too large"),
+        (
+            '{"time": 0, "length": 5}\n{"time": 0, "length": ' + "9" * 5000 + "}\n",
+            r"line 2: a number has more than 4,300 digits.* fewer\.$",
+        ),
         (b"0,5\n\xff\xfe\n", "not UTF-8 text"),
         ("0,5\n1,\x1b[31m\n", "line 2: there is no number"),
     ],

@@ -15,7 +15,7 @@ from eet_lab.errors import TrafficError
 from eet_lab.files import regular_content
 from eet_lab.scheduling.traffic import MOST_BYTES, MOST_REQUESTS, REMEDY, Traffic
 from eet_lab.scheduling.whole import MOST
-from eet_lab.words import told, visible
+from eet_lab.words import told, too_many_digits, visible
 
 FIELDS = ("time", "length", "new_tokens")
 """Seconds from any beginning, tokens of the prompt, and tokens that are asked for (1, where a trace does not say)."""
@@ -49,7 +49,7 @@ def read_trace(path: str | Path) -> Traffic:
         try:
             values.extend(read(line))
         except (ValueError, OverflowError, RecursionError) as error:
-            raise TrafficError(f"{name}, line {number}: {_said(error)} in {told(visible(line))}.") from None
+            raise TrafficError(f"{name}, line {number}: {_said(error, line)}.") from None
     found = np.array(values).reshape(-1, 3)
     _check(found, [number for number, _ in numbered], name)
     found = found[np.argsort(found[:, 0], kind="stable")]
@@ -108,13 +108,16 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _said(error: Exception) -> str:
+def _said(error: Exception, line: str) -> str:
+    if isinstance(error, ValueError) and (wrong := too_many_digits(error)):
+        return wrong
     if isinstance(error, json.JSONDecodeError):
-        return "there is no JSON"
-    if isinstance(error, OverflowError | RecursionError):
-        return "there is a number or an object that is too large"
-    message = str(error)
-    return "there is no number" if message.startswith("could not convert") else f"there {message}"
+        wrong = "is no JSON"
+    elif isinstance(error, OverflowError | RecursionError):
+        wrong = "is a number or an object that is too large"
+    else:
+        wrong = "is no number" if str(error).startswith("could not convert") else str(error)
+    return f"there {wrong} in {told(visible(line))}"
 
 
 def _check(found: np.ndarray, numbers: Sequence[int], name: str) -> None:

@@ -16,7 +16,7 @@ from eet_lab.codec import SURROGATE
 from eet_lab.engine.settings import MOST_LOGPROBS
 from eet_lab.errors import did_you_mean
 from eet_lab.serving.errors import ApiError, bad
-from eet_lab.words import told
+from eet_lab.words import told, too_many_digits
 
 MOST_STOPS = 16
 MOST_STOP_LENGTH = 256
@@ -162,19 +162,16 @@ Kind = TypeVar("Kind", bound=Body)
 def parsed(raw: bytes, kind: type[Kind]) -> Kind:
     """A body as it was sent; ApiError, with the field, for what is none."""
     try:
-        found = json.loads(raw.decode(), parse_constant=_no_number)
+        found = json.loads(raw.decode(), parse_constant=_no_number, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         raise bad(f"The body is no UTF-8: {error.reason} at byte {error.start}.") from error
     except RecursionError as error:
         raise bad("The body nests too deeply.") from error
     except ValueError as error:
-        # Python names its own switch for more digits, which no client has.
-        why = "a number has too many digits" if str(error).startswith("Exceeds the limit") else error
-        raise bad(f"The body is no JSON: {why}.") from error
+        wrong = too_many_digits(error)
+        raise bad(f"The body cannot be read: {wrong}." if wrong else f"The body is no JSON: {error}.") from error
     if not isinstance(found, dict):
         raise bad(f"The body is {told(found)}, but it must be a JSON object.")
-    if half := SURROGATE.search("\n".join(found)):
-        raise bad(f"A field's name has {half[0]!a}, half of a surrogate pair. Take it out.")
     fields = {name: value for name, value in found.items() if value is not None and name not in LABELS}
     for name in [name for name in fields if name in NOT_YET]:
         value = fields.pop(name)
@@ -189,6 +186,13 @@ def parsed(raw: bytes, kind: type[Kind]) -> Kind:
 def _same(value: Any, other: Any) -> bool:
     """Equal, where Python takes 0 for False: logprobs=0 asks for something."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if half := SURROGATE.search("\n".join(found)):
+        raise bad(f"A field's name has {half[0]!a}, half of a surrogate pair. Take it out.")
+    return found
 
 
 def _no_number(name: str) -> NoReturn:

@@ -90,10 +90,12 @@ def checked(answer: httpx.Response, status: int, param: str | None) -> str:
         (
             {"stream_options": {"usage": True}},
             "stream_options.usage",
-            r"no field.*usage'\.( Did you mean 'include_usage'\?)?$",
+            r"no field.*usage'\. Did you mean 'include_usage'\?$",
         ),
         ({"temprature": 1}, "temprature", "Did you mean 'temperature'"),
         ({"\ud800": 1}, None, r"field's name.*'\\ud800'.*surrogate"),
+        ({"stream_options": {"\ud800": True}}, None, r"field's name.*'\\ud800'.*surrogate"),
+        ({"prompt": [[{"\ud800": 1}]]}, None, r"field's name.*'\\ud800'.*surrogate"),
         ({"logprobs": 6}, "logprobs", "6.*less than or equal to 5"),
         ({"logprobs": -1}, "logprobs", "-1"),
         ({"logprobs": True}, "logprobs", "True"),
@@ -137,13 +139,13 @@ def test_a_temperature_that_is_no_number(post, value):
         (b"[]", "JSON object"),
         (b'"a"', "JSON object"),
         (b'{"prompt": "\xff"}', "no UTF-8"),
-        (b"[" * 60000, "JSON"),
-        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "JSON"),
+        (b"[" * 60000, "nests too deeply|no JSON"),  # as deep as Python goes
+        (b'{"max_tokens": ' + b"9" * 5000 + b"}", r"cannot be read: a number has more than 4,300 digits.*fewer\.$"),
     ],
 )
 def test_a_body_that_is_none(post, body, said):
     message = checked(post(TEXT, body), 400, None)
-    assert (said in message or said == "JSON") and "sys." not in message
+    assert re.search(said, message) and "sys." not in message, message
 
 
 @pytest.mark.parametrize("name", ["gpt-4", "", "\ud800", "demo/../x"])
