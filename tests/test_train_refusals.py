@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import math
+
 import encoders
 import families
 import pytest
@@ -12,6 +15,7 @@ from eet_lab.errors import ModelError, PromptError, RecipeError, TrainingError
 from eet_lab.models import load
 from eet_lab.technique import Recipe
 from eet_lab.training import IGNORED, Example, Trainer
+from eet_lab.training.loss_scale import LossScale
 
 
 @pytest.mark.parametrize(
@@ -79,6 +83,55 @@ def test_models_and_parts_that_cannot_be_trained(tmp_path):
         Trainer(families.ours("gpt2").network, parts("pre_padding,memory_reuse"))
     with pytest.raises(RecipeError, match="memory_reuse cannot run on this model: it is for decoders"):
         Recipe.parse("memory_reuse").check("cpu", families.ours("gpt2").config.in_training)
+
+
+def changed(kept, name, how):
+    kept[name] = how(kept[name])
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (
+            lambda all, states: states[0].update(step="x"),
+            "Tensor 0 .* has the step 'x', but it must be a number",
+        ),
+        (lambda all, states: states[1].update(step=math.nan), "Tensor 1 .* has the step nan"),
+        (lambda all, states: states[0].update(exp_avg=0.5), "Tensor 0 .* has the exp_avg 0.5, but it must be a dense"),
+        (lambda all, states: changed(states[0], "exp_avg", torch.Tensor.long), "Tensor 0 .* must be a dense"),
+        (lambda all, states: changed(states[0], "exp_avg", torch.Tensor.to_sparse), "Tensor 0 .* must be a dense"),
+        (lambda all, states: changed(states[39], "exp_avg", lambda t: t[..., :1]), "Tensor 39 .* another shape"),
+        (lambda all, states: states.update({999: states.pop(0)}), "state of tensor 999, but this optimizer has 40"),
+        (lambda all, states: states.update({0: [1]}), "no state of each tensor"),
+        (lambda all, states: all["optimizer"].update(state=[]), "no state of each tensor"),
+        (lambda all, states: all["optimizer"].update(param_groups=[3]), "no groups of tensors"),
+        (lambda all, states: all["optimizer"]["param_groups"][0].pop("params"), "no groups of tensors"),
+        (lambda all, states: all.update(optimizer=["state", "param_groups"]), "no state of each tensor"),
+        (lambda all, states: changed(all["weights"], "token_embedding", torch.Tensor.to_sparse), "token_embedding is "),
+        (lambda all, states: changed(all["weights"], "token_embedding", torch.Tensor.long), "token_embedding is "),
+    ],
+)
+def test_a_damaged_checkpoint_leaves_all_as_it_was(damage, says, tmp_path):
+    trainer, other = (Trainer(families.ours("gpt2").network, lr=lr) for lr in (1e-2, 1e-3))
+    for each in (trainer, other):
+        each.step([Example([1, 2, 3])])
+    path = trainer.save(tmp_path)
+    state = torch.load(path, weights_only=True)
+    damage(state, state["optimizer"]["state"])
+    torch.save(state, path)
+    kept = copy.deepcopy(other._state())
+    with pytest.raises(TrainingError, match=says):
+        other.resume(tmp_path)
+    for what in ("num_steps", "weights", "optimizer"):
+        torch.testing.assert_close(other._state()[what], kept[what], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("wrong", [{"scale": math.inf}, {"scale": 0.0}, {"num_finite": math.inf}, {"scale": "x"}])
+def test_a_damaged_loss_scale_leaves_it_as_it_was(wrong):
+    own = LossScale(8.0, growth_interval=4)
+    with pytest.raises(TrainingError, match="loss scale cannot be read"):
+        own.load_state_dict({"scale": 2.0, "num_finite": 1} | wrong)
+    assert own == LossScale(8.0, growth_interval=4)
 
 
 def test_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):

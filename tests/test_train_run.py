@@ -58,6 +58,12 @@ def test_a_step_that_fails_keeps_the_last_checkpoint(tmp_path):
     assert next(tmp_path.iterdir()).read_bytes() == before
 
 
+def test_held_out_examples_that_can_be_read_once_are_told_each_time():
+    held_out = rows(1, 40)
+    runs = [train(trainer(), rows(0), held_out=given, **HOW) for given in (held_out, iter(held_out), [*held_out])]
+    assert runs[0].evaluations == runs[1].evaluations == runs[2].evaluations and len(runs[0].evaluations) == 2
+
+
 def test_what_a_run_cannot_be_is_told():
     started = trainer()
     train(started, rows(0), batch_rows=1, max_steps=2)

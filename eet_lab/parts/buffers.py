@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,12 +12,14 @@ from torch import Tensor
 
 from eet_lab.errors import TrainingError
 from eet_lab.ops.noise import mix, noise_key
+from eet_lab.scheduling.whole import MOST
 from eet_lab.words import told
 
 MASTERS = ("float32", "none", "stochastic")
 """What 16-bit weights are updated in: a copy in fp32; themselves, rounded to the nearest, or rounded at random."""
 ALIGNED_BYTES = 128
 """Bytes at a multiple of which each tensor begins in a flat buffer: kernels load many at a time."""
+DAMAGED = "it is damaged. Take an older checkpoint."
 MOVED = "would not be updated. Move, freeze or unfreeze the model first, and then make the optimizer."
 
 
@@ -252,14 +254,25 @@ class Buffered(torch.optim.Optimizer):
 
     def check_state(self, state_dict: dict[str, Any]) -> None:
         """TrainingError for a state that `load_state_dict` cannot take over; nothing is changed."""
-        states, sizes = state_dict["state"], [len(group["params"]) for group in state_dict["param_groups"]]
+        states, sizes = _read(state_dict)
         if sizes != [len(group["params"]) for group in self.param_groups]:
             raise TrainingError(
                 f"The optimizer's state has groups of {sizes} tensors, and this optimizer has others: it is the state "
                 "of another model, or of another division into groups."
             )
+        if strange := [key for key in states if not (isinstance(key, int) and 0 <= key < sum(sizes))]:
+            raise TrainingError(
+                f"There is a state of tensor {told(strange[0])}, but this optimizer has {sum(sizes)}, from 0: {DAMAGED}"
+            )
         for i, param in enumerate(self._params()):
             own, saved = self.state.get(param, {}), states.get(i, {})
+            for name, value in saved.items():
+                if not (_is_step(value) if name == "step" else is_dense(value)):
+                    what = f"a number from 0 to {MOST:,}" if name == "step" else "a dense tensor of floats"
+                    raise TrainingError(
+                        f"Tensor {i} of the optimizer's state has the {name!s:.40} {told(value)}, but it must be "
+                        f"{what}: {DAMAGED}"
+                    )
             names = [{*found} - {"step", "master"} for found in (own, saved)]
             if own and saved and names[0] != names[1]:
                 raise TrainingError(
@@ -283,6 +296,32 @@ class Buffered(torch.optim.Optimizer):
                 weights = rounded_at_random(weights, mix(noise_key(self.seed, update.step.long()) + number))
             # What was skipped stays, even where the master copy says otherwise.
             buffer.weights.copy_(torch.where(update.skip, buffer.weights, weights.to(buffer.weights.dtype)))
+
+
+def is_dense(value: object) -> bool:
+    """Whether it can be copied into weights or moments of the same shape."""
+    if not isinstance(value, Tensor) or value.is_meta:
+        return False
+    return value.layout == torch.strided and value.is_floating_point()
+
+
+def _is_step(value: Any) -> bool:
+    try:
+        return 0 <= float(value) <= MOST
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last for tensors of more than a number
+        return False
+
+
+def _read(state_dict: Any) -> tuple[Mapping[Any, Mapping[Any, Any]], list[int]]:
+    """The states of tensors by their numbers, and how many each group has. Errors: TrainingError."""
+    found = state_dict if isinstance(state_dict, Mapping) else {}
+    states, groups = found.get("state"), found.get("param_groups")
+    if not isinstance(states, Mapping) or not all(isinstance(each, Mapping) for each in states.values()):
+        raise TrainingError(f"The optimizer's state has no state of each tensor, but {told(states)}: {DAMAGED}")
+    listed: Sequence[Any] = groups if isinstance(groups, list | tuple) else [None]
+    if not all(isinstance(each, Mapping) and isinstance(each.get("params"), list | tuple) for each in listed):
+        raise TrainingError(f"The optimizer's state has no groups of tensors, but {told(groups)}: {DAMAGED}")
+    return states, [len(each["params"]) for each in listed]
 
 
 def is_read_on_host(weights: Tensor) -> bool:

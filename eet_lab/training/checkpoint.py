@@ -12,6 +12,7 @@ import torch
 
 from eet_lab.errors import TrainingError, first_line
 from eet_lab.files import check_folder
+from eet_lab.parts.buffers import is_dense
 from eet_lab.words import counted, sized, some
 
 NAME = "trainer.pt"
@@ -56,6 +57,8 @@ def read(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         found = {name: tuple(tensor.shape) for name, tensor in state["weights"].items()}
+        if damaged := next((name for name, tensor in state["weights"].items() if not is_dense(tensor)), None):
+            raise ValueError(f"{damaged} is no dense tensor of numbers with a fraction")
         version, optimizer, state["num_steps"] = state["format"], state["optimizer"], int(state["num_steps"])
         if state["num_steps"] < 0 or not {"state", "param_groups"} <= {*optimizer}:
             raise ValueError("it lacks the optimizer's state, or its number of steps is below 0")

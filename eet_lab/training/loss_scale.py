@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from eet_lab.errors import TrainingError
@@ -44,6 +45,9 @@ class LossScale:
         if state is None or self.growth_interval is None:
             return
         try:
-            self.scale, self.num_finite = float(state["scale"]), int(state["num_finite"])
-        except (KeyError, TypeError, ValueError):
+            scale, num_finite = float(state["scale"]), int(state["num_finite"])
+            if not 0 < scale < math.inf or num_finite < 0:
+                raise ValueError("no such scale comes of doubling and halving")
+        except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
             raise TrainingError(f"The checkpoint's loss scale cannot be read: {state!r:.80}.") from None
+        self.scale, self.num_finite = scale, num_finite

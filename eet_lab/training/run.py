@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -11,8 +11,9 @@ from eet_lab.errors import Cancelled, TrainingError
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.training import checkpoint
-from eet_lab.training.data import Batches, Numbered, check_batches
+from eet_lab.training.data import Batches, check_batches
 from eet_lab.training.step import Step
+from eet_lab.training.tasks import Example
 from eet_lab.training.trainer import Trainer
 from eet_lab.words import told
 
@@ -50,7 +51,7 @@ def train(
     *,
     max_steps: int,
     batch_rows: int,
-    held_out: Numbered | None = None,
+    held_out: Iterable[Example] | None = None,
     evaluate_every: int | None = None,
     folder: str | Path | None = None,
     save_every: int | None = None,
@@ -84,6 +85,8 @@ def train(
                 raise TrainingError(f"{name} is {every}, but there is no {what}. Give it, or leave {name} out.")
     if folder is not None:
         trainer.ranks.by_first(lambda: checkpoint.check(Path(folder)))
+    if isinstance(held_out, Iterator):  # it can be read once
+        held_out = [*held_out]
     steps, evaluations = list[Step](), list[Evaluation]()
 
     def evaluate() -> None:
