@@ -113,9 +113,10 @@ class Engine(BaseEngine[Decoder]):
         it gets the tokens that it would get alone, as row `number` of a batch, if it is drawn with a seed that others
         have too. The first that is drawn, and the first with a top-k or top-p, may take longer: passes that choose like
         that are placed, and captured where steps are. There are as many slots, of as many columns, as the last
-        `reserve` made room for; else those of `continuous_batching`, of 1,024 columns. All calls come from one thread.
-        Errors: RecipeError without `continuous_batching`; PromptError, after which nothing has changed; EngineBusy on
-        another thread than the first request's; OutOfMemory, as in `step`.
+        `reserve` made room for; else those of `continuous_batching`, of 1,024 columns. All calls come from the thread
+        that added the first request in flight; once it has ended, another one that calls takes them over. Errors:
+        RecipeError without `continuous_batching`; PromptError, after which nothing has changed; EngineBusy on another
+        thread while that one lives; OutOfMemory, as in `step`.
         """
         settings = checked_settings(settings)
         [row] = checked_prompts([prompt], settings, self.model.config)
