@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from eet_lab.errors import PromptError, did_you_mean
+from eet_lab.scheduling.whole import MOST_SEED
 from eet_lab.words import counted, told
 
 if TYPE_CHECKING:  # a server's front has settings, and no torch
@@ -58,7 +59,7 @@ class Settings:
             ),
             "top_k": (_whole(self.top_k, 0, MOST), f"0 (no limit) or a whole number up to {MOST:,}"),
             "top_p": (_real(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1 (no limit)"),
-            "seed": (_whole(self.seed, 0, 2**62 - 1), "a whole number from 0 to 2**62 - 1"),
+            "seed": (_whole(self.seed, 0, MOST_SEED), f"a whole number from 0 to {MOST_SEED:,}"),
             "logprobs": (
                 self.logprobs is None or _whole(self.logprobs, 0, MOST_LOGPROBS),
                 f"None (not wanted) or a whole number from 0 to {MOST_LOGPROBS}",

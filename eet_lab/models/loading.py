@@ -20,6 +20,7 @@ from eet_lab.models.families import settings_of
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.tokenizer import Tokenizer, decoded, encoded
 from eet_lab.models.vision import AnyEncoder
+from eet_lab.scheduling.whole import MOST_SEED, check_whole
 
 DEMO = Path(__file__).parent / "demo"
 DEMO_LABEL = "bundled demo model"
@@ -141,8 +142,7 @@ def load(
     """
     device = "meta" if str(device) == "meta" else checked_device(device)
     kind = checked_dtype(dtype, device)
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**62:
-        raise ModelError(f"seed is {seed!r:.60}, but it must be a whole number from 0 to 2**62 - 1.")
+    check_whole(ModelError, "seed", seed, 0, MOST_SEED)
     if not isinstance(model, (str, os.PathLike)):
         model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
         live = weights.from_live(model)

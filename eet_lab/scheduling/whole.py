@@ -7,6 +7,7 @@ from eet_lab.words import told
 MOST = 2**31 - 1
 """The most tokens, pages or columns: kernels count them in ints."""
 MOST_SEED = 2**62 - 1
+"""The largest seed, of draws and of weights."""
 
 
 def check_whole(error: type[Exception], name: str, value: object, least: int, most: int, otherwise: str = "") -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import EETError
 from eet_lab.models.transcript import Decode, Transcript
-from eet_lab.scheduling.whole import MOST
+from eet_lab.scheduling.whole import MOST, MOST_SEED
 from eet_lab.serving.bodies import MOST_CHOICES, ChatBody, Sampled
 from eet_lab.serving.errors import bad, of_engine
 from eet_lab.serving.front import Front
@@ -19,8 +19,6 @@ from eet_lab.serving.gate import NUMBERS, Receive, Ticket, disconnected
 from eet_lab.serving.jobs import COMPLETE, Answer, Job, Reason
 from eet_lab.serving.logprobs import Scored, Scores
 from eet_lab.words import told
-
-MOST_SEED = 2**62
 
 
 class Piece(NamedTuple):
@@ -179,7 +177,7 @@ def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | No
             "n" if body.n > 1 else field,
         )
     logprobs = body.num_logprobs()
-    seed = NUMBERS.randrange(MOST_SEED) if body.seed is None else body.seed % MOST_SEED
+    seed = NUMBERS.randrange(MOST_SEED + 1) if body.seed is None else body.seed % (MOST_SEED + 1)
     stop = {*body.stop_token_ids, *(() if body.ignore_eos else front.ends)}
     found = []
     for prompt in prompts:
