@@ -88,6 +88,7 @@ def test_what_is_made_without_pytorch_has_its_shapes_and_types(dtype):
             x.clamp(max=2),
         )
         yield from (x.softmax(-1), x.cumsum(-1), long.cumsum(0))
+        yield from (torch.softmax(x, -1, torch.float64), x.softmax(-1, torch.float64))
         yield from ((x > 0) & (y > 0), (x > 0) | (y <= 1), torch.where(x > 0, y, -1.0), torch.where(long != 1, long, 0))
         yield from (
             torch.empty_like(x),
@@ -107,6 +108,10 @@ def test_what_is_made_without_pytorch_has_its_shapes_and_types(dtype):
     real = list(results("cpu"))
     with NoArithmetic():
         made = list(results("meta"))
+        for shapes in ([2], [3]), ([2, 3], [2, 1, 2]), ([4, 1], [0, 3]):
+            with pytest.raises(RuntimeError, match="do not broadcast"):
+                torch.add(*(torch.empty(shape, device="meta") for shape in shapes))
+        assert (torch.empty(1, 0, device="meta") + torch.empty(4, 1, device="meta")).shape == (4, 0)
     assert [(each.shape, each.dtype) for each in made] == [(each.shape, each.dtype) for each in real]
 
 

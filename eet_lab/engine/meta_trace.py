@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
 from itertools import zip_longest
@@ -180,7 +180,7 @@ class NoArithmetic(TorchFunctionMode):
             dtype = torch.result_type(*args[-2:])
             is_whole = name == "__rdiv__" and not dtype.is_floating_point  # whole numbers, but their quotient is none
             return _broadcast(args, torch.get_default_dtype() if is_whole else dtype)
-        is_plain = name in ("softmax", "cumsum") and not kwargs and args[0].is_floating_point()
+        is_plain = name in ("softmax", "cumsum") and not kwargs and len(args) == 2 and args[0].is_floating_point()
         if is_plain or function in (layer_norm, rms_norm, torch.empty_like):
             return _broadcast(args[:1], args[0].dtype)
         if name == "sum" and args[1:] == (-1,) and kwargs == {"keepdim": True} and args[0].dtype == torch.bool:
@@ -210,10 +210,13 @@ def _broadcast(args: Sequence[Any], dtype: torch.dtype) -> Tensor:
     return torch.empty(shapes.pop() if len(shapes) == 1 else _common(shapes), dtype=dtype, device=META)
 
 
-def _common(shapes: Iterable[Sequence[int]]) -> list[int]:
+def _common(shapes: Collection[Sequence[int]]) -> list[int]:
     """What shapes broadcast to; `torch.broadcast_shapes` imports a compiler's library for it."""
-    sizes = zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
-    return [next((size for size in of_one if size != 1), 1) for of_one in sizes][::-1]
+    sizes = [{*of_one} - {1} for of_one in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)]
+    if any(len(of_one) > 1 for of_one in sizes):
+        named = " and ".join(str([*shape]) for shape in shapes)
+        raise RuntimeError(f"Shapes {named} do not broadcast: from the last on, sizes must be the same or 1.")
+    return [of_one.pop() if of_one else 1 for of_one in sizes][::-1]
 
 
 def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
