@@ -139,6 +139,18 @@ LONG = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": -1}}, "factor is -1 .*positive number"),
         ("llama", {"rope_parameters": "linear"}, "rope_parameters is 'linear', but .*Mend config"),
         ("llama", {"rope_parameters": None, "rope_scaling": ["linear", 2]}, r"rope_scaling is \['linear', 2\], but"),
+        *(("llama", {"rope_parameters": none}, f"rope_parameters is {none!r}, but") for none in (0, False, "")),
+        ("llama", {"rope_parameters": None, "rope_scaling": []}, r"rope_scaling is \[\], but"),
+        (
+            "llama",
+            {"rope_parameters": None, "rope_scaling": {"rope_type": "linear", "factor": {"a": 2}}},
+            r"factor is \{'a': 2\} in .*positive number",
+        ),
+        (
+            "llama",
+            {"rope_parameters": None, "rope_scaling": {"full_attention": LONG}},
+            "rope_scaling differ by layer.*full_attention",
+        ),
         ("llama", {"rope_parameters": {"rope_type": ["linear"]}}, r"rope type \['linear'\] is not supported"),
         ("llama", {"rope_parameters": {"full_attention": LONG}}, "rope_parameters differ by layer.*full_attention"),
         (

@@ -25,6 +25,8 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 """What a scaling must tell."""
 OPTIONAL = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
 """What "yarn" may tell beside."""
+NAMES = {"rope_theta", "rope_type", "type", "partial_rotary_factor", *OPTIONAL}.union(*REQUIRED.values())
+"""What is said once for all layers."""
 REMEDY = "Use a model whose rotary positions are supported, or run this one with transformers."
 
 
@@ -67,11 +69,11 @@ def read_rope(settings: Mapping[str, Any]) -> Rope:
 
     Errors: ModelError.
     """
-    told = _object(settings, "rope_parameters")
+    told, field = _object(settings, "rope_parameters"), "rope_parameters"
     if not told:
-        told = {"rope_theta": settings.get("rope_theta", 10000.0), **_object(settings, "rope_scaling")}
-    if layers := [name for name, value in told.items() if isinstance(value, Mapping)]:
-        raise ModelError(f"The rope_parameters differ by layer ({', '.join(layers)}), which is not supported. {REMEDY}")
+        told, field = _object(settings, "rope_scaling"), "rope_scaling"
+    if layers := [name for name, value in told.items() if isinstance(value, Mapping) and name not in NAMES]:
+        raise ModelError(f"The {field} differ by layer ({', '.join(layers)}), which is not supported. {REMEDY}")
     kind = told.get("rope_type", told.get("type", "default"))
     if not isinstance(kind, str) or kind not in REQUIRED:
         hint = did_you_mean(str(kind), REQUIRED)
@@ -92,7 +94,9 @@ def rope_settings(rope: Rope) -> dict[str, Any]:
 
 def _object(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A part of the config that has names of its own, or none."""
-    value = settings.get(name) or {}
+    value = settings.get(name)
+    if value is None:
+        return {}
     if not isinstance(value, Mapping):
         raise ModelError(
             f"{name} is {shortened(value)}, but it must be an object such as {{'rope_type': 'linear', 'factor': 2.0}}. "
