@@ -57,6 +57,9 @@ CROSSED = {
     "moonshine": lambda: hf.MoonshineForConditionalGeneration(  # where there is a mask it calls no attention causal
         hf.MoonshineConfig(vocab_size=97, hidden_size=32, intermediate_size=48, pad_token_id=0, **MOONSHINE)
     ),
+    "q-former": lambda: hf.Blip2QFormerModel(  # neither its config nor its modules say that it looks at an image
+        hf.Blip2QFormerConfig(**SIZES, vocab_size=97, encoder_hidden_size=32, cross_attention_frequency=1)
+    ),
 }
 LENGTHS = [3, 11, 1, 7]
 
@@ -149,10 +152,12 @@ def test_queries_look_at_another_text_as_with_sdpa(family, side, num_queries):
     how = {"bart": dict(input_ids=ids, attention_mask=mask, decoder_input_ids=targets)}
     how["moonshine"] = dict(input_values=torch.randn(len(LENGTHS), 4000), decoder_input_ids=targets)
     how["bert"] = how["gpt2"] = dict(input_ids=targets, encoder_hidden_states=states, encoder_attention_mask=mask)
+    embeds = torch.randn(*targets.shape, 32)
+    how["q-former"] = dict(query_embeds=embeds, encoder_hidden_states=states, encoder_attention_mask=mask)
     found = []
     for name in ("sdpa", "eet"):
         with torch.no_grad():
-            found.append(with_attention(model, name)(**how[family]).logits)
+            found.append(with_attention(model, name)(**how[family])[0])
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
     if family == "bart":
         how = dict(input_ids=ids, attention_mask=mask, max_new_tokens=num_queries, do_sample=False)
@@ -198,7 +203,7 @@ def test_what_it_cannot_do_is_told_with_a_remedy():
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen3", "bert"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen3", "bert", "distilbert"])
 def test_kernels_are_handed_what_the_op_wants(family, side, monkeypatch):
     """The kernels' reference in their place. A kernel reads a tensor number by number from its first."""
     from eet_lab.models import hf_attention
@@ -214,6 +219,7 @@ def test_kernels_are_handed_what_the_op_wants(family, side, monkeypatch):
 
     monkeypatch.setattr(hf_attention.cuda, "attention", attention)
     monkeypatch.setattr(hf_attention, "_kernels_take", lambda *tensors: True)
+    monkeypatch.setattr(hf_attention, "_by_torch", None)
     test_states_of_real_tokens_are_those_of_sdpa(family, side)
     if side == "left" and family in DECODERS:
         test_ragged_prompts_go_on_as_with_sdpa(family, "dynamic")

@@ -9,7 +9,9 @@ name is registered with `AttentionMaskInterface`: without it, transformers passe
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import version
+from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +22,10 @@ from eet_lab.errors import ModelError
 from eet_lab.ops import cuda, native
 from eet_lab.ops.types import Batch, Keys, Spec, fresh
 
-MAY_CROSS = ("is_encoder_decoder", "is_decoder", "add_cross_attention")
-"""What configs say of models whose queries may look at another text."""
+OF_ONE_TEXT = {"self", "hidden_states", "attention_mask", "head_mask", "position_embeddings", "position_ids"}
+OF_ONE_TEXT |= {"past_key_values", "past_key_value", "layer_past", "use_cache", "cache_position", "output_attentions"}
+OF_ONE_TEXT |= {"cu_seqlens", "max_seqlen"}
+"""What a module may ask for that has no room for another text: keys are made of what queries are made of."""
 REMEDY = "Use attn_implementation='sdpa' for this model."
 
 
@@ -32,9 +36,9 @@ def register_attention(name: str = "eet") -> None:
         model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eet")
 
     Two numbers bound the keys of a row, so pads (left or right) are neither read nor computed with; a pad's own output
-    is zero. Causal, sliding-window, bidirectional and cross attention, with and without a cache. On a GPU, passes in
-    inference take our kernels, but for cross attention and windows that are not causal; all others take PyTorch's
-    attention over each row's own keys, which can be differentiated.
+    tells nothing. Causal, sliding-window, bidirectional and cross attention, with and without a cache. On a GPU, passes
+    in inference take our kernels, but for what may be cross attention and windows that are not causal; all others take
+    PyTorch's attention over each row's own keys, which can be differentiated.
     Errors, when the model runs: ModelError for masks that two numbers cannot say, dropout, and attention weights.
     """
     from transformers import AttentionInterface
@@ -63,7 +67,6 @@ class RealTokens(Tensor):
 
     bounds: Bounds
     sight: Sight | None  # None: as the module tells
-    may_cross: bool  # queries of another text may look at them, as far as the model's config tells
 
 
 def real_tokens(
@@ -73,7 +76,6 @@ def real_tokens(
     mask_function: Callable | None = None,
     attention_mask: Tensor | None = None,
     device: torch.device | str = "cpu",
-    config: object = None,
     **others: Any,
 ) -> RealTokens:
     """`attention_mask` [B,K], or all True, as `AttentionMaskInterface` asks for it once a pass.
@@ -98,7 +100,6 @@ def real_tokens(
     told = real.as_subclass(RealTokens)
     told.bounds = Bounds(*bounds)
     told.sight = sight
-    told.may_cross = any(getattr(config, name, False) for name in MAY_CROSS)
     return told
 
 
@@ -134,18 +135,28 @@ def attention(
     keys, held = attention_mask.bounds, attention_mask.shape[1]
     key, value = key[:, :, :held], value[:, :, :held]  # a static cache is longer than its tokens
     spec = Spec(query.shape[1], key.shape[1], key.shape[3], is_causal, sliding_window, scaling)
-    is_cross = not is_causal and _is_cross(module, attention_mask, query.shape[2])
+    is_cross = not is_causal and _is_cross(module, query.shape[2], held, sliding_window)
     if not is_cross and _kernels_take(query, key, value, spec):
         return _by_kernel(query, key, value, keys, spec), None
     return _by_torch(query, key, value, keys, spec, is_cross), None
 
 
-def _is_cross(module: torch.nn.Module, real: RealTokens, num_queries: int) -> bool:
-    """Whether queries that see all keys are those of another text, so that its pads are none of theirs.
+def _is_cross(module: torch.nn.Module, num_queries: int, num_keys: int, window: int | None) -> bool:
+    """Whether queries that see all keys may be those of another text, so that its pads are none of theirs.
 
-    As many may be by chance: then a module tells by `is_decoder`; where it does not, its model might have such.
+    As many may be by chance. Then all are computed, unless the module cannot look at another text: real tokens are
+    the same either way, and pads cost time.
     """
-    return num_queries != real.shape[1] or getattr(module, "is_decoder", real.may_cross)
+    if num_queries != num_keys:
+        return True
+    return window is None and getattr(module, "is_decoder", True) and _may_cross(type(module).forward)
+
+
+@cache
+def _may_cross(forward: Callable) -> bool:
+    """Whether a module's `forward` asks for anything that keys of another text may come from, by whichever name."""
+    asked = signature(forward).parameters.values()
+    return any(each.name not in OF_ONE_TEXT and each.kind != Parameter.VAR_KEYWORD for each in asked)
 
 
 def _refused(dropout: float, others: dict[str, Any]) -> list[str]:
