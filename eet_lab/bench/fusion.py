@@ -86,13 +86,10 @@ class FusionRung:
 
     def gain(self, before: FusionRung) -> Gain | None:
         """What came with the technique; None where neither a phase nor the step can be told to be faster."""
-        known = {phase: change for phase in (*PHASES, STEP) if (change := self.changes.get(phase)) is not None}
-        faster = [phase for phase, change in known.items() if change.is_told and change.verdict == "better"]
+        faster = {name: each for name, each in self.changes.items() if each.is_told and each.verdict == "better"}
+        of_step = faster.pop(STEP, None)
         if not faster:
-            return None
-        if faster == [STEP]:
-            return Gain(None, None, known[STEP], 0.0)
-        faster = [phase for phase in faster if phase != STEP]
+            return None if of_step is None else Gain(None, None, of_step, 0.0)
         phase = max(faster, key=lambda each: before.work[each].ms - self.work[each].ms)
         share = before.work[phase].ms / sum(work.ms for work in before.work.values())
         return Gain(phase, self.changes[phase], self.changes[STEP], share)
