@@ -102,6 +102,15 @@ def changed(kept, name, how):
         (lambda all, states: changed(states[0], "exp_avg", torch.Tensor.to_sparse), "Tensor 0 .* must be a dense"),
         (lambda all, states: changed(states[39], "exp_avg", lambda t: t[..., :1]), "Tensor 39 .* another shape"),
         (lambda all, states: states.update({999: states.pop(0)}), "state of tensor 999, but this optimizer has 40"),
+        (lambda all, states: states.pop(0), r"lacks what it keeps of 1 tensor, token_embedding: it is damaged"),
+        (lambda all, states: states[0].clear(), "lacks what it keeps of 1 tensor, token_embedding: it is damaged"),
+        (lambda all, states: states[0].pop("step"), "lacks what it keeps of 1 tensor, token_embedding: it is damaged"),
+        (lambda all, states: states.clear(), r"of 40 tensors, token_embedding, .*, \.\.\.: it is damaged"),
+        (lambda all, states: states[0].update({(1, 2): states[0]["exp_avg"]}), "state of another kind of optimizer"),
+        (lambda all, states: all["weights"].update({3: torch.ones(3)}), "of another model, in 1 tensor: 3"),
+        (lambda all, states: all.update(format=torch.ones(2)), "cannot be read .*format"),
+        (lambda all, states: all.update(num_steps=2**31), "cannot be read .*number of steps"),
+        (lambda all, states: all.update(num_steps=True), "cannot be read .*number of steps"),
         (lambda all, states: states.update({0: [1]}), "no state of each tensor"),
         (lambda all, states: all["optimizer"].update(state=[]), "no state of each tensor"),
         (lambda all, states: all["optimizer"].update(param_groups=[3]), "no groups of tensors"),
@@ -150,9 +159,10 @@ def test_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
         other.resume(moved)
     assert all(torch.equal(kept[name], weight) for name, weight in other.parameters.items())
     state = torch.load(moved / "trainer.pt", weights_only=True)
-    for wrong in ({"optimizer": {}}, {"num_steps": -4}):
+    damaged = {"lacks the optimizer's state": {"optimizer": {}}, "number of steps is -4": {"num_steps": -4}}
+    for says, wrong in damaged.items():
         torch.save(state | wrong, moved / "trainer.pt")
-        with pytest.raises(TrainingError, match="cannot be read .*lacks the optimizer's state, or its number of steps"):
+        with pytest.raises(TrainingError, match=f"cannot be read .*{says}"):
             other.resume(moved)
     assert other.num_steps == 0
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from eet_lab.errors import TrainingError
 from eet_lab.ops.noise import mix, noise_key
 from eet_lab.scheduling.whole import MOST
-from eet_lab.words import told
+from eet_lab.words import counted, some, told
 
 MASTERS = ("float32", "none", "stochastic")
 """What 16-bit weights are updated in: a copy in fp32; themselves, rounded to the nearest, or rounded at random."""
@@ -252,8 +252,11 @@ class Buffered(torch.optim.Optimizer):
         for group, saved in zip(self.param_groups, groups, strict=True):
             group |= {name: value for name, value in saved.items() if name != "params"}
 
-    def check_state(self, state_dict: dict[str, Any]) -> None:
-        """TrainingError for a state that `load_state_dict` cannot take over; nothing is changed."""
+    def check_state(self, state_dict: dict[str, Any], whole: Mapping[str, Tensor] | None = None) -> None:
+        """TrainingError for a state that `load_state_dict` cannot take over; nothing is changed.
+
+        Of the weights `whole`, by their names, it must have all but a master copy: nothing of them begins anew.
+        """
         states, sizes = _read(state_dict)
         if sizes != [len(group["params"]) for group in self.param_groups]:
             raise TrainingError(
@@ -276,11 +279,15 @@ class Buffered(torch.optim.Optimizer):
             names = [{*found} - {"step", "master"} for found in (own, saved)]
             if own and saved and names[0] != names[1]:
                 raise TrainingError(
-                    f"The optimizer's state has {sorted(names[1])}, and this optimizer keeps {sorted(names[0])}: it is "
-                    "the state of another kind of optimizer, or of another momentum."
+                    f"The optimizer's state has {sorted(names[1], key=str)}, and this optimizer keeps "
+                    f"{sorted(names[0])}: it is the state of another kind of optimizer, or of another momentum."
                 )
             if any(saved[name].shape != param.shape for name in {*saved} - {"step"}):
                 raise TrainingError(f"Tensor {i} of the optimizer's state has another shape: it is of another model.")
+        kept = {param: states.get(i, {}).keys() | {"master"} for i, param in enumerate(self._params())}
+        if lacks := [name for name, param in (whole or {}).items() if not self.state[param].keys() <= kept[param]]:
+            num = counted(len(lacks), "tensor")
+            raise TrainingError(f"The optimizer's state lacks what it keeps of {num}, {some(lacks)}: {DAMAGED}")
 
     def _params(self) -> Iterable[Tensor]:
         return (param for group in self.param_groups for param in group["params"])

@@ -13,6 +13,7 @@ import torch
 from eet_lab.errors import TrainingError, first_line
 from eet_lab.files import check_folder
 from eet_lab.parts.buffers import is_dense
+from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.words import counted, sized, some
 
 NAME = "trainer.pt"
@@ -59,15 +60,17 @@ def read(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         found = {name: tuple(tensor.shape) for name, tensor in state["weights"].items()}
         if damaged := next((name for name, tensor in state["weights"].items() if not is_dense(tensor)), None):
             raise ValueError(f"{damaged} is no dense tensor of numbers with a fraction")
-        version, optimizer, state["num_steps"] = state["format"], state["optimizer"], int(state["num_steps"])
-        if state["num_steps"] < 0 or not {"state", "param_groups"} <= {*optimizer}:
-            raise ValueError("it lacks the optimizer's state, or its number of steps is below 0")
+        version, optimizer = state["format"], state["optimizer"]
+        check_whole(ValueError, "format", version, 1, MOST)
+        check_whole(ValueError, "its number of steps", state["num_steps"], 0, MOST)
+        if not {"state", "param_groups"} <= {*optimizer}:
+            raise ValueError("it lacks the optimizer's state")
     except FileNotFoundError:
         raise TrainingError(f"{folder} has no {NAME}; Trainer.save writes one.") from None
     except Exception as error:  # whatever a damaged file makes torch's reader raise
         raise TrainingError(f"{path} cannot be read ({first_line(error)}). Take an older checkpoint.") from error
     if version != FORMAT:
         raise TrainingError(f"{path} is of a later version of EET Lab. Update it, or take another checkpoint.")
-    if strange := sorted(name for name in {*found, *shapes} if found.get(name) != shapes.get(name)):
-        raise TrainingError(f"{path} is of another model: {counted(len(strange), 'tensor')} differ, {some(strange)}.")
+    if strange := sorted(str(name) for name in {*found, *shapes} if found.get(name) != shapes.get(name)):
+        raise TrainingError(f"{path} is of another model, in {counted(len(strange), 'tensor')}: {some(strange)}.")
     return state

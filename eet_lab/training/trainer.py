@@ -284,7 +284,7 @@ class Trainer:
         """
         self._settle()
         state = checkpoint.read(Path(folder), {path: tuple(t.shape) for path, t in self.parameters.items()})
-        self.optimizer.check_state(state["optimizer"])
+        self.optimizer.check_state(state["optimizer"], self.parameters)
         self.loss_scale.load_state_dict(state.get("loss_scale"))
         for path, parameter in self.parameters.items():
             parameter.copy_(state["weights"][path])
