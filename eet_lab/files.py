@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from eet_lab.errors import EETError
-from eet_lab.words import sized, visible
+from eet_lab.words import sized, told, visible
 
 
 def check_folder(folder: Path, what: str, error: type[EETError]) -> None:
@@ -19,6 +19,30 @@ def check_folder(folder: Path, what: str, error: type[EETError]) -> None:
     except (OSError, ValueError) as problem:  # a name with a NUL byte is a ValueError
         why = getattr(problem, "strerror", None) or problem
         raise error(f"{what} cannot be saved in {visible(str(folder))} ({why}). Choose another folder.") from problem
+
+
+def folder_path(folder: object, error: type[EETError]) -> Path:
+    """The path of a folder that a user named; `error` for what is no path."""
+    if not isinstance(folder, str | os.PathLike):
+        raise error(f"folder is {told(folder)}, but it must be a path, such as 'first-run'.")
+    return Path(folder)
+
+
+def check_regular(path: Path, error: type[EETError], remedy: str, most_bytes: int | None = None) -> None:
+    """`error` unless this is a regular file, or a link to one, of at most so many bytes.
+
+    Reading a pipe would wait for ever, and a device may never end. FileNotFoundError where there is nothing.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as problem:  # a name with a NUL byte is a ValueError
+        raise error(f"{visible(str(path))} cannot be read: {problem}. {remedy}") from problem
+    if not stat.S_ISREG(found.st_mode):
+        raise error(f"{path} is not a regular file, and only those are read. {remedy}")
+    if most_bytes is not None and found.st_size > most_bytes:
+        raise error(f"{path} has {sized(found.st_size)}, but at most {sized(most_bytes)} are read. {remedy}")
 
 
 def regular_content(

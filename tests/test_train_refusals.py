@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 
 import encoders
 import families
@@ -14,7 +15,7 @@ from test_training import parts
 from eet_lab.errors import ModelError, PromptError, RecipeError, TrainingError
 from eet_lab.models import load
 from eet_lab.technique import Recipe
-from eet_lab.training import IGNORED, Example, Trainer
+from eet_lab.training import IGNORED, Example, Rows, Trainer, train
 from eet_lab.training.loss_scale import LossScale
 
 
@@ -184,3 +185,27 @@ def test_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(TrainingError, match="cannot be read"):
         trainer.resume(tmp_path)
+
+
+def test_what_is_no_file_or_no_folder_is_told_and_never_waited_for(tmp_path):
+    trainer = Trainer(families.ours("gpt2").network)
+    path = tmp_path / "trainer.pt"
+    for make in (path.mkdir, lambda: os.mkfifo(path)):
+        make()
+        with pytest.raises(TrainingError, match="trainer.pt is not a regular file.* Take an older checkpoint"):
+            trainer.resume(tmp_path)
+        if path.is_dir():
+            with pytest.raises(TrainingError, match="cannot be saved in .*Is a directory"):
+                trainer.save(tmp_path)
+            path.rmdir()
+    os.mkfifo(tmp_path / "trainer.pt.part")
+    assert trainer.save(tmp_path).is_file()
+    for work in (trainer.save, trainer.resume, lambda folder: train(trainer, Rows([1] * 9, 3), folder=folder, **ONE)):
+        for wrong, says in ((3, "folder is 3, but it must be a path"), ("a\0b", "null byte")):
+            with pytest.raises(TrainingError, match=says):
+                work(wrong)
+    with pytest.raises(ModelError, match="folder is None, but it must be a path"):
+        families.ours("gpt2").save(None)
+
+
+ONE = {"max_steps": 1, "batch_rows": 1}

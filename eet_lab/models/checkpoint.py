@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eet_lab.errors import ModelError, first_line
-from eet_lab.words import counted, sized, some
+from eet_lab.files import check_regular
+from eet_lab.words import counted, some
 
 if TYPE_CHECKING:  # whoever reads a tokenizer's files needs no torch
     from torch import Tensor
@@ -60,20 +60,8 @@ def downloaded(name: str) -> Path:
 
 
 def check_file(path: Path, max_bytes: int | None = None) -> None:
-    """ModelError unless this is a regular file, or a link to one, of at most so many bytes.
-
-    Reading a pipe would wait for ever, and a device may never end. FileNotFoundError where there is nothing.
-    """
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}. {AGAIN}") from error
-    if not stat.S_ISREG(found.st_mode):
-        raise ModelError(f"{path} is not a regular file, as those of a model must be. {AGAIN}")
-    if max_bytes is not None and found.st_size > max_bytes:
-        raise ModelError(f"{path} has {sized(found.st_size)}, but at most {sized(max_bytes)} are read. {AGAIN}")
+    """ModelError unless this is a regular file of at most so many bytes. FileNotFoundError where there is nothing."""
+    check_regular(path, ModelError, AGAIN, max_bytes)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 
 from eet_lab.devices import checked_device
 from eet_lab.errors import ModelError, did_you_mean
+from eet_lab.files import folder_path
 from eet_lab.models import checkpoint, values, weights
 from eet_lab.models.config import ENCODER_PRESETS, PRESETS, SEQ2SEQ_PRESETS, Config
 from eet_lab.models.decoder import Decoder
@@ -113,11 +114,12 @@ class Model:
         ModelError.
         """
         settings = settings_of(self.config) if self.settings is None else self.settings
-        weights.saved(self.network, settings, Path(folder))
+        path = folder_path(folder, ModelError)
+        weights.saved(self.network, settings, path)
         if self.folder is not None:
-            checkpoint.copy_tokenizer(self.folder, Path(folder))
+            checkpoint.copy_tokenizer(self.folder, path)
         elif self.tokenizer is not None and (written := self.tokenizer.written()):
-            checkpoint.write_tokenizer(written.json, Path(folder))
+            checkpoint.write_tokenizer(written.json, path)
 
 
 def load(

@@ -11,35 +11,39 @@ from typing import Any
 import torch
 
 from eet_lab.errors import TrainingError, first_line
-from eet_lab.files import check_folder
+from eet_lab.files import check_folder, check_regular, folder_path
 from eet_lab.parts.buffers import is_dense
 from eet_lab.scheduling.whole import MOST, check_whole
-from eet_lab.words import counted, sized, some
+from eet_lab.words import counted, sized, some, visible
 
 NAME = "trainer.pt"
 FORMAT = 1
+AGAIN = "Take an older checkpoint."
 
 
-def check(folder: Path) -> Path:
+def check(folder: str | Path) -> Path:
     """The folder. TrainingError where `write` could not write to it, told before there is anything to lose."""
+    folder = folder_path(folder, TrainingError)
     check_folder(folder, "The training", TrainingError)
     return folder
 
 
-def write(folder: Path, state: Mapping[str, Any]) -> Path:
+def write(folder: str | Path, state: Mapping[str, Any]) -> Path:
     """The file, which takes the place of an older one once it is whole. Errors: TrainingError."""
+    folder = folder_path(folder, TrainingError)
     unfinished, path = folder / f"{NAME}.part", folder / NAME
     on_host = {name: tensor.detach().cpu() for name, tensor in state["weights"].items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        unfinished.unlink(missing_ok=True)  # a pipe would wait for a reader
         torch.save({**state, "weights": on_host, "format": FORMAT}, unfinished)
         unfinished.replace(path)
-    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError where the disk is full
-        with suppress(OSError):  # what is told is why it could not be written
+    except (OSError, RuntimeError, ValueError) as error:  # torch's writer has RuntimeError for a full disk
+        with suppress(OSError, ValueError):  # what is told is why it could not be written
             unfinished.unlink(missing_ok=True)
         raise TrainingError(
-            f"The training cannot be saved in {folder} ({first_line(error)}){_room(folder)}. Choose another folder, or "
-            "make room there. An older checkpoint in it is as it was."
+            f"The training cannot be saved in {visible(str(folder))} ({first_line(error)}){_room(folder)}. Choose "
+            "another folder, or make room there. An older checkpoint in it is as it was."
         ) from error
     return path
 
@@ -48,14 +52,15 @@ def _room(folder: Path) -> str:
     """How much is free there, in words, as torch's writer does not say that a disk is full; nothing if unknown."""
     try:
         return f", where {sized(disk_usage(folder).free)} are free"
-    except OSError:
+    except (OSError, ValueError):  # a name with a NUL byte is a ValueError
         return ""
 
 
-def read(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def read(folder: str | Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """What `write` wrote of a model with weights of these shapes. Errors: TrainingError."""
-    path = folder / NAME
+    path = folder_path(folder, TrainingError) / NAME
     try:
+        check_regular(path, TrainingError, AGAIN)
         state = torch.load(path, map_location="cpu", weights_only=True)
         found = {name: tuple(tensor.shape) for name, tensor in state["weights"].items()}
         if damaged := next((name for name, tensor in state["weights"].items() if not is_dense(tensor)), None):
@@ -67,8 +72,10 @@ def read(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
             raise ValueError("it lacks the optimizer's state")
     except FileNotFoundError:
         raise TrainingError(f"{folder} has no {NAME}; Trainer.save writes one.") from None
+    except TrainingError:
+        raise
     except Exception as error:  # whatever a damaged file makes torch's reader raise
-        raise TrainingError(f"{path} cannot be read ({first_line(error)}). Take an older checkpoint.") from error
+        raise TrainingError(f"{path} cannot be read ({first_line(error)}). {AGAIN}") from error
     if version != FORMAT:
         raise TrainingError(f"{path} is of a later version of EET Lab. Update it, or take another checkpoint.")
     if strange := sorted(str(name) for name in {*found, *shapes} if found.get(name) != shapes.get(name)):

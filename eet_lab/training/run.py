@@ -84,7 +84,7 @@ def train(
             if needed is None:
                 raise TrainingError(f"{name} is {every}, but there is no {what}. Give it, or leave {name} out.")
     if folder is not None:
-        trainer.ranks.by_first(lambda: checkpoint.check(Path(folder)))
+        trainer.ranks.by_first(lambda: checkpoint.check(folder))
     if isinstance(held_out, Iterator):  # it can be read once
         held_out = [*held_out]
     steps, evaluations = list[Step](), list[Evaluation]()

@@ -269,7 +269,7 @@ class Trainer:
         What lies there stays until the new file is whole. Errors: TrainingError, for a full disk too.
         """
         self._settle()
-        return self.ranks.by_first(lambda: checkpoint.write(Path(folder), self._state()))
+        return self.ranks.by_first(lambda: checkpoint.write(folder, self._state()))
 
     def _state(self) -> dict[str, Any]:
         state = {"num_steps": self.num_steps, "settings": asdict(self.settings), "weights": self.parameters}
@@ -283,7 +283,7 @@ class Trainer:
         Errors: TrainingError, after which all is as it was.
         """
         self._settle()
-        state = checkpoint.read(Path(folder), {path: tuple(t.shape) for path, t in self.parameters.items()})
+        state = checkpoint.read(folder, {path: tuple(t.shape) for path, t in self.parameters.items()})
         self.optimizer.check_state(state["optimizer"], self.parameters)
         self.loss_scale.load_state_dict(state.get("loss_scale"))
         for path, parameter in self.parameters.items():
