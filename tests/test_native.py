@@ -237,6 +237,23 @@ def test_a_full_disk_is_told_in_one_line(cache, small, monkeypatch, who):
 
 
 @needs_nvcc
+@pytest.mark.parametrize("name", ["small-*.sha256", "small-*.so", "build.ninja", "lock", ""])
+def test_what_is_in_the_way_of_a_build_is_named(cache, small, name):
+    library = native.build([small], arch="80", extra_flags=FOR_THE_HOST)[str(small)]
+    [path] = library.parent.glob(name) if name else [library.parent]
+    if name in ("build.ninja", "lock"):
+        library.unlink()  # they are for what is built alone
+    (path.unlink if name else lambda: shutil.rmtree(path))()
+    (path.mkdir if name else path.touch)()
+    with pytest.raises(
+        KernelBuildError, match=rf"{path} cannot be used.*{'Is a directory' if name else 'File exists'}.* Remove it"
+    ):
+        native.build([small], arch="80", extra_flags=FOR_THE_HOST)
+    (path.rmdir if name else path.unlink)()
+    assert run(native.build([small], arch="80", extra_flags=FOR_THE_HOST)[str(small)]) == 42
+
+
+@needs_nvcc
 def test_a_killed_build_leaves_no_lock(cache, small):
     script = "from eet_lab.ops import native; native.build(['append'], arch='80')"  # its compiler goes on without it
     process = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)

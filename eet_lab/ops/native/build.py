@@ -56,11 +56,12 @@ def build(
     runtime = f"-L{nvcc.parent.parent / 'lib'}"
     flags = (*FLAGS, f"-gencode=arch=compute_{arch},code=sm_{arch}", f"-I{csrc_dir()}", runtime, *extra_flags)
     folder = cache_dir() / "kernels" / f"sm_{arch}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _told(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     built = {name: folder / f"{path.stem}-{key(path, nvcc, flags)}.so" for name, path in sources.items()}
     if not all(map(digests.is_whole, built.values())):
         toolchain.host_compiler()
-        with _disk_space(folder), _locked(folder / "lock", cancel):
+        with _told(folder), _locked(folder / "lock", cancel):
             missing = {library: sources[name] for name, library in built.items() if not digests.is_whole(library)}
             for library in missing:
                 digests.discard(library)
@@ -162,12 +163,17 @@ def _locked(path: Path, cancel: Cancel | None) -> Iterator[None]:
 
 
 @contextmanager
-def _disk_space(folder: Path) -> Iterator[None]:
-    """KernelBuildError in one line where the disk is full, whoever meets it: Python, nvcc, the linker."""
+def _told(folder: Path) -> Iterator[None]:
+    """KernelBuildError in one line for a file that cannot be used, or a full disk, whoever meets it: Python, nvcc, ld."""
     try:
         yield
     except (OSError, KernelBuildError) as error:
         full = error.errno == errno.ENOSPC if isinstance(error, OSError) else os.strerror(errno.ENOSPC) in str(error)
+        if isinstance(error, OSError) and not full:
+            is_in_the_way = error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
+            remedy = "Remove it" if is_in_the_way else "Make it usable, or set XDG_CACHE_HOME to another folder"
+            why = f"{error.filename or folder} cannot be used ({error.strerror or error})"
+            raise KernelBuildError(f"The kernels cannot be built: {why}. {remedy}, and try again.") from error
         if not full:
             raise
         places = dict.fromkeys((folder, Path(tempfile.gettempdir())))
