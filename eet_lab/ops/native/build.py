@@ -164,7 +164,7 @@ def _locked(path: Path, cancel: Cancel | None) -> Iterator[None]:
 
 @contextmanager
 def _told(folder: Path) -> Iterator[None]:
-    """KernelBuildError in one line for a file that cannot be used, or a full disk, whoever meets it: Python, nvcc, ld."""
+    """KernelBuildError in one line for a file that cannot be used, or a full disk, whoever meets it: Python or nvcc."""
     try:
         yield
     except (OSError, KernelBuildError) as error:
