@@ -13,11 +13,7 @@ And one reads texts with an encoder:
 
 from __future__ import annotations
 
-from importlib import import_module
-
-TYPE_CHECKING = False  # as type checkers take it: `typing` takes longer to import than all of this
-if TYPE_CHECKING:
-    from typing import Any
+from eet_lab.imports import on_demand
 
 __version__ = "0.1.0"
 
@@ -62,14 +58,7 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 
-def __getattr__(name: str) -> Any:
-    """Import what is asked for, when it is asked for: `import eet_lab` alone loads no torch and no widgets."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'eet_lab' has no attribute {name!r}")
-    home = import_module(_HOMES[name])
-    value = home if home.__name__ == f"{__name__}.{name}" else getattr(home, name)
-    globals()[name] = value
-    return value
+__getattr__ = on_demand(__name__, _HOMES)  # `import eet_lab` alone loads no torch and no widgets
 
 
 def __dir__() -> list[str]:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from eet_lab.errors import Cancelled
+
 Progress = Callable[[int, int, str], None]
 """Called with units done, units in all, and what is being done now."""
 
@@ -14,6 +16,12 @@ class Cancel(Protocol):
     """Anything like a `threading.Event`: set it, and the work ends at the next place where it can."""
 
     def is_set(self) -> bool: ...
+
+
+def raise_if_cancelled(cancel: Cancel | None, work: str) -> None:
+    """End `work`, such as "The run", once someone has pressed Stop. Errors: Cancelled."""
+    if cancel is not None and cancel.is_set():
+        raise Cancelled(f"{work} was stopped.")
 
 
 EARLY = 0.04

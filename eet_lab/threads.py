@@ -1,10 +1,7 @@
-"""What the process shares: threads of torch on the CPU, of which one core is left to the page and the terminal, and
-Python's garbage collector.
-"""
+"""Threads of torch on the CPU, of which one core is left to the page and the terminal."""
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,15 +37,3 @@ def cpu_threads(device: str) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Python's garbage collector waits until the end of the block."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

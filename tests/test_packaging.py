@@ -211,7 +211,7 @@ def test_wheel_has_nothing_else(wheel):
 def test_paths_are_found_in_a_clone_and_in_an_installed_package(tmp_path, installed):
     package = tmp_path / "eet_lab"
     package.mkdir()
-    for name in ("__init__.py", "paths.py", "errors.py"):
+    for name in ("__init__.py", "collector.py", "imports.py", "paths.py", "errors.py"):
         (package / name).write_bytes((ROOT / "eet_lab" / name).read_bytes())
     (tmp_path / "pyproject.toml").write_text("")
     for name in ("csrc", "notebooks", "benchmarks"):

@@ -21,12 +21,12 @@ from test_trainer import FLAT
 from test_training import parts
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from eet_lab.collector import no_collection
 from eet_lab.errors import KernelError, TrainingError
 from eet_lab.models import load
 from eet_lab.parts import buffers, launch, optimizers, steps
 from eet_lab.parts.passes import Batching, Text
 from eet_lab.technique import Recipe
-from eet_lab.threads import no_collection
 from eet_lab.training import IGNORED, Example, Trainer, TrainSettings
 
 PACKED = "pre_padding,mask_removal,packed_prefill"

@@ -116,7 +116,7 @@ def encode_all(
         for recipe in chosen:
             engine = open_engines.enter_context(closing(EncoderEngine(encoder, recipe.parts)))
             run = partial(encoded, engine, rows, Batching(batch_tokens), cancel)
-            series.append(Series(str(recipe), run, warm_ups=num_warm_ups(recipe.parts)))
+            series.append(Series(str(recipe), run, warm_ups=recipe.parts.num_warm_ups))
         peers = [name for name in providers if name != OURS]
         hf = to_hf(encoder) if peers else None
         for name in peers:
@@ -133,11 +133,6 @@ def encoded(engine: EncoderEngine, rows: Rows, batching: Batching, cancel: Cance
         return cast(Tensor, run.values), run.activation_bytes
 
     return _timed(rows, work, engine.model.device, engine.held_bytes)
-
-
-def num_warm_ups(parts: Parts) -> int:
-    """Runs before one that counts: a pass that is captured runs as it is at first, and is captured the second time."""
-    return 1 + parts.is_captured
 
 
 def encoded_by_hf(model: Any, rows: Rows, is_sorted: bool) -> Read:
@@ -262,7 +257,7 @@ def compare_texts(
         engines = [stack.enter_context(closing(EncoderEngine(model.encoder, each.parts))) for each in recipes]
         runs = (partial(encoded, engine, rows, batching, cancel) for engine in engines)
         sides = [
-            Series(str(each), run, warm_ups=num_warm_ups(each.parts)) for each, run in zip(recipes, runs, strict=True)
+            Series(str(each), run, warm_ups=each.parts.num_warm_ups) for each, run in zip(recipes, runs, strict=True)
         ]
         budget = ErrorBudget(model.encoder, rows)
         rounds = Rounds(repeats, budget_s, lambda: changes(*(side.runs for side in sides)).values())

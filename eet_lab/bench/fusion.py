@@ -35,7 +35,7 @@ from eet_lab.devices import present
 from eet_lab.models import Model
 from eet_lab.ops import native
 from eet_lab.parts import Parts
-from eet_lab.progress import Cancel, Progress
+from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.technique import registry
 from eet_lab.texts import RecipeLike, as_recipe
 from eet_lab.threads import cpu_threads
@@ -169,7 +169,7 @@ def fusion_map(
     with cpu_threads(model.device), present(model.network.device):
         rungs = []
         for _, _, chosen in climb:
-            timing.check(cancel)
+            raise_if_cancelled(cancel, "The benchmark")
             tally.say(f"counting the step of {chosen}")
             rungs.append(_Rung(batch, chosen.parts, model.device, cancel))
             tally.finish()

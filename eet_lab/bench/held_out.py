@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, nll_loss
 
-from eet_lab.bench import timing
 from eet_lab.bench.measured import Perplexity
 from eet_lab.bench.parity import recorded, reference_logits
 from eet_lab.bench.peers import to_hf
@@ -35,7 +34,7 @@ from eet_lab.models.on_device import on_its_device
 from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import Batch, Sampling, fresh
 from eet_lab.parts import Ops, Parts
-from eet_lab.progress import Cancel, Progress
+from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.scheduling import LEFT_PADDED
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
@@ -233,7 +232,7 @@ def measure_accuracy(
     precise = reference_logits(decoder, pieces.prompts, pieces.following, workload.new_tokens, cancel)
     found: dict[str, Distance] = {}
     for done, each in enumerate(names):
-        timing.check(cancel)
+        raise_if_cancelled(cancel, "The benchmark")
         if progress is not None:
             progress(done, len(names), str(each) or "baseline")
         got = by_hf(decoder, pieces) if isinstance(each, str) else by_steps(decoder, each.parts, pieces, cancel)

@@ -18,6 +18,7 @@ from eet_lab.bench.measured import STEADY_RUNS, Measurement, Spread, TimedTokens
 from eet_lab.bench.results import Run
 from eet_lab.bench.timing import SHARED, check_repeats, on_host
 from eet_lab.bench.workloads import RunInputs
+from eet_lab.collector import no_collection
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import Generation, StepEvent
 from eet_lab.engine.settings import Settings
@@ -28,7 +29,6 @@ from eet_lab.models.transcript import ended_by
 from eet_lab.monitor import Source, open_source
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
-from eet_lab.threads import no_collection
 from eet_lab.words import plain
 
 OnStep = Callable[[StepEvent], None]

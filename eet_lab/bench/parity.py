@@ -30,7 +30,7 @@ from eet_lab.ops.types import KV, Batch, Empty, Extras, Linear, Norm, Sampling, 
 from eet_lab.parts import Ops, Parts
 from eet_lab.parts.attend import Bounds
 from eet_lab.parts.batches import left_padded
-from eet_lab.progress import Cancel
+from eet_lab.progress import Cancel, raise_if_cancelled
 from eet_lab.words import brief, counted
 
 Rows = Sequence[Sequence[int]]
@@ -256,8 +256,7 @@ def reference_logits(model: Decoder, rows: Rows, tokens: Rows, num_tokens: int, 
     high = torch.float64 if model.dtype == torch.float32 else torch.float32
 
     def wide(w: Any) -> Any:
-        if cancel is not None and cancel.is_set():
-            raise Cancelled("The check of the output was stopped.")
+        raise_if_cancelled(cancel, "The check of the output")
         return mapped(w, lambda tensor: tensor.to(high))
 
     def embed(

@@ -18,11 +18,11 @@ from urllib.request import urlopen
 import numpy as np
 
 from eet_lab.bench.workloads import Requests
-from eet_lab.errors import Cancelled, SetupError
+from eet_lab.errors import SetupError
 from eet_lab.models import Model
 from eet_lab.models.config import Config
 from eet_lab.models.families import settings_of
-from eet_lab.progress import Cancel
+from eet_lab.progress import Cancel, raise_if_cancelled
 from eet_lab.scheduling.traffic import Traffic
 from eet_lab.words import counted
 
@@ -192,8 +192,7 @@ def _wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path, cancel:
     """Return once it answers. Errors: SetupError with the last line of its log; Cancelled."""
     until = time.monotonic() + UP_S
     while server.poll() is None and time.monotonic() < until:
-        if cancel is not None and cancel.is_set():
-            raise Cancelled("The run was stopped.")
+        raise_if_cancelled(cancel, "The run")
         try:
             with urlopen(url, timeout=1):
                 return

@@ -26,7 +26,7 @@ from eet_lab.bench.launches import around_each, decode_calls, is_countable
 from eet_lab.bench.measured import device_name, environment
 from eet_lab.bench.profiler_trace import MARK, OP, PHASE, ProfiledStep, read_steps
 from eet_lab.bench.timeline import MOST_SPANS, Span, Timeline, Timelines, with_bytes
-from eet_lab.bench.timing import Tally, check
+from eet_lab.bench.timing import Tally
 from eet_lab.bench.train_compare import WARM
 from eet_lab.bench.training import Batch
 from eet_lab.bench.workloads import RunInputs, TrainBatch
@@ -37,7 +37,7 @@ from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device
 from eet_lab.parts import Parts
 from eet_lab.parts.launch import Decode
-from eet_lab.progress import Cancel, Progress
+from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.technique import Recipe
 from eet_lab.texts import Prompts, RecipeLike, as_recipe
 from eet_lab.threads import cpu_threads
@@ -375,7 +375,7 @@ def training_timeline(
 
         for trainer in (plain, seen):
             for _ in range(WARM):
-                check(cancel)
+                raise_if_cancelled(cancel, "The timeline")
                 trainer.step(batch.examples, cancel)
         for _ in range(SAMPLES):
             watch.time(partial(plain.step, batch.examples, cancel))

@@ -13,8 +13,8 @@ import torch
 
 from eet_lab.bench.paired import LEAST_EFFECT, LEAST_PAIRS, Change
 from eet_lab.devices import once_per_device
-from eet_lab.errors import Cancelled, PromptError, first_line
-from eet_lab.progress import Cancel, Progress
+from eet_lab.errors import PromptError, first_line
+from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 
 REGION_MS = 100.0
 """A region of calls between two looks at the clock is at least about this long."""
@@ -239,12 +239,6 @@ def check_budget(budget_s: float) -> None:
         raise PromptError(f"budget_s is {budget_s!r}, but it must be a finite number of seconds, 0 or more.")
 
 
-def check(cancel: Cancel | None) -> None:
-    """Raises Cancelled once someone has pressed Stop."""
-    if cancel is not None and cancel.is_set():
-        raise Cancelled("The benchmark was stopped.")
-
-
 def split(reasons: Mapping[str, str | None]) -> tuple[list[str], list[str]]:
     """The names that nothing speaks against, and a remark for each of the others."""
     remarks = [f"{name} is left out: {why}" for name, why in reasons.items() if why]
@@ -267,7 +261,7 @@ def ready(
     """What the makers make, and why the others are left out. Those named in `ours` raise; others may fail."""
     made, remarks = list[Item](), list[str]()
     for name, make in makers.items():
-        check(cancel)
+        raise_if_cancelled(cancel, "The benchmark")
         tally.say(f"preparing {name}")
         try:
             made.append(make())
@@ -316,7 +310,7 @@ def in_turn(
         if number and on_round is not None:
             on_round()
         for each in counterbalanced(series, number):
-            check(cancel)
+            raise_if_cancelled(cancel, "The benchmark")
             tally.say(f"{doing} {each.name}, {number + 1} of {expected}")
             each.runs.append(each.run())
             tally.finish()

@@ -20,7 +20,7 @@ from eet_lab.errors import Cancelled, RecipeError
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_any_device
 from eet_lab.ops.oom import memory_for
-from eet_lab.progress import Cancel, Progress
+from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.technique import Recipe, known
 from eet_lab.texts import RecipeLike, as_recipe
 from eet_lab.training import Example, Step, Trainer, TrainSettings
@@ -211,7 +211,7 @@ class _Side:
         self, model: Model, recipe: Recipe, rows: Batches, batch_rows: int, task: str | None,
         settings: TrainSettings | None, cancel: Cancel | None,
     ) -> None:  # fmt: skip
-        timing.check(cancel)
+        raise_if_cancelled(cancel, "The benchmark")
         self._on_gpu, self._rows, self._batch_rows, self._cancel = model.device == "cuda", rows, batch_rows, cancel
         before = self._allocated()
         with memory_for("what a recipe trains", remedy=REMEDY):

@@ -22,7 +22,7 @@ from eet_lab.bench.measured import Spread
 from eet_lab.bench.peers import CAPTURED_BY, TRAIN_MODES, Checked, Sized, allocated, norm_of, train_with_hf
 from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
 from eet_lab.bench.timing import Rounds, Series, Tally, check_repeats
-from eet_lab.bench.workloads import FIRST_TOKEN, TrainBatch
+from eet_lab.bench.workloads import TrainBatch
 from eet_lab.devices import present
 from eet_lab.errors import ModelError, PromptError
 from eet_lab.models import Model
@@ -33,6 +33,7 @@ from eet_lab.ops.cases import error_budget
 from eet_lab.ops.oom import memory_for
 from eet_lab.parts import Parts
 from eet_lab.progress import Cancel, Progress
+from eet_lab.scheduling.traffic import FIRST_TOKEN
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike
 from eet_lab.threads import cpu_threads

@@ -16,13 +16,11 @@ from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import PromptError
 from eet_lab.models import Model
 from eet_lab.naming import Form
+from eet_lab.scheduling.traffic import FIRST_TOKEN
 from eet_lab.texts import Prompts, as_rows
 
 SERVE, ENCODE, ACCURACY = "serve:", "encode:", "accuracy:"
 """How workloads of requests to a server, of texts for an encoder, and of accuracy begin."""
-
-FIRST_TOKEN = 5
-"""The first ordinary token id: lower ones are special in RoBERTa, and transformers counts positions from its pads."""
 
 DEMO_PROMPTS = (
     "Return",

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from eet_lab.collector import no_collection
 from eet_lab.commands.arguments import add_model, read_key
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine
@@ -104,8 +105,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve_here(args: argparse.Namespace, options: dict[str, Any]) -> None:
-    from eet_lab.models import load
-    from eet_lab.serving.handle import run_server, serving
+    with no_collection():  # it would walk all modules again and again
+        from eet_lab.models import load
+        from eet_lab.serving.handle import run_server, serving
 
     if args.target_ongoing_requests is not None:
         raise SetupError("--target-ongoing-requests says when to start another replica: give --replicas 1-4 too.")

@@ -13,14 +13,14 @@ from torch import Tensor
 from eet_lab.devices import present
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.settings import told
-from eet_lab.errors import Cancelled, ModelError, RecipeError
+from eet_lab.errors import ModelError, RecipeError
 from eet_lab.memory import Plan
 from eet_lab.models.decoder import Decoder
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.vision import AnyEncoder
 from eet_lab.ops import native
 from eet_lab.parts import Parts
-from eet_lab.progress import Cancel, Progress
+from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 
 Model = TypeVar("Model", Decoder, AnyEncoder)
 
@@ -84,8 +84,7 @@ class BaseEngine(Generic[Model]):
         return self.memory.empty(name, shape, like, dtype, op=op)
 
     def _check_stop(self) -> None:
-        if self._cancel is not None and self._cancel.is_set():
-            raise Cancelled("The run was stopped.")
+        raise_if_cancelled(self._cancel, "The run")
 
 
 def check_model(engine: str, model: object, kinds: tuple[type, ...], preset: str) -> None:

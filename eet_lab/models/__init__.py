@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from eet_lab.imports import on_demand
 
 if TYPE_CHECKING:
     from eet_lab.models.config import ENCODER_PRESETS, PRESETS, SEQ2SEQ_PRESETS, Config
@@ -11,11 +12,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ENCODER_PRESETS", "PRESETS", "SEQ2SEQ_PRESETS", "Config", "Model", "load"]
 
-_CONFIG = ("ENCODER_PRESETS", "PRESETS", "SEQ2SEQ_PRESETS", "Config")
+_HOMES = {
+    **dict.fromkeys(("ENCODER_PRESETS", "PRESETS", "SEQ2SEQ_PRESETS", "Config"), "eet_lab.models.config"),
+    **dict.fromkeys(("Model", "load"), "eet_lab.models.loading"),
+}
+"""What needs torch, without which texts become tokens, and tokens texts."""
 
-
-def __getattr__(name: str) -> Any:
-    """Import what is asked for, when it is asked for: texts become tokens, and tokens texts, without torch."""
-    if name not in __all__:
-        raise AttributeError(f"module 'eet_lab.models' has no attribute {name!r}")
-    return getattr(import_module(f"eet_lab.models.{'config' if name in _CONFIG else 'loading'}"), name)
+__getattr__ = on_demand(__name__, _HOMES)

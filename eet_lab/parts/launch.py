@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from eet_lab.threads import no_collection
+from eet_lab.collector import no_collection
 
 Decode = Callable[[int], None]
 

@@ -104,6 +104,11 @@ class Parts:
         """Whether a decode step is captured, and replayed for other rows: its ops then see no numbers of the host."""
         return getattr(self.launch, "is_captured", False)
 
+    @property
+    def num_warm_ups(self) -> int:
+        """Runs before one that counts: a pass that is captured runs as it is at first, and is captured next."""
+        return 1 + self.is_captured
+
 
 def replaced(before: Any, after: Any, prefix: str = "") -> Iterator[str]:
     """The names of the leaf slots in which two `Parts` differ, e.g. "memory", "ops.attention"; of an op that has other

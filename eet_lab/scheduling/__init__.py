@@ -1,8 +1,6 @@
 """Which requests share a pass, and what each of them reads, by counting. No torch in here."""
 
-from importlib import import_module
-from typing import Any
-
+from eet_lab.imports import on_demand
 from eet_lab.scheduling.dynamic_program import cheapest
 from eet_lab.scheduling.pages import HIDDEN, Held, Ledger, PageLedger, Slab
 from eet_lab.scheduling.policies import (
@@ -60,16 +58,11 @@ __all__ = [
 
 _TRAFFIC = ("Drawn", "Gamma", "LogNormal", "Traffic", "Uniform", "make_traffic", "read_lengths")
 _HOMES = {
-    **dict.fromkeys(("load_cost", "save_cost"), "cost_files"),
-    **dict.fromkeys(_TRAFFIC, "traffic"),
-    "read_trace": "trace",
-    "simulate_traffic": "simulator",
+    **dict.fromkeys(("load_cost", "save_cost"), "eet_lab.scheduling.cost_files"),
+    **dict.fromkeys(_TRAFFIC, "eet_lab.scheduling.traffic"),
+    "read_trace": "eet_lab.scheduling.trace",
+    "simulate_traffic": "eet_lab.scheduling.simulator",
 }
 """What needs numpy, which policies and schedulers do without."""
 
-
-def __getattr__(name: str) -> Any:
-    """Import what is asked for, when it is asked for."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'eet_lab.scheduling' has no attribute {name!r}")
-    return getattr(import_module(f"eet_lab.scheduling.{_HOMES[name]}"), name)
+__getattr__ = on_demand(__name__, _HOMES)

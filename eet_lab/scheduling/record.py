@@ -7,8 +7,7 @@ from math import nan
 
 import numpy as np
 
-from eet_lab.errors import Cancelled
-from eet_lab.progress import Cancel, Progress
+from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.scheduling.served import Passes
 
 LOOKS = 1024
@@ -29,8 +28,7 @@ class Record:
         for column, value in zip(self._passes, (begin_ms, end_ms, rows, prompt_tokens, decoded, pads), strict=True):
             column.append(value)
         if len(self._passes[0]) % LOOKS == 0:
-            if self._cancel is not None and self._cancel.is_set():
-                raise Cancelled("Serving the traffic was stopped.")
+            raise_if_cancelled(self._cancel, "Serving the traffic")
             if self._progress is not None:
                 self._progress(self.done, self._num, "requests")
 

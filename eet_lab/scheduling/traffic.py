@@ -16,6 +16,8 @@ from eet_lab.files import regular_content
 from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.words import brief, plain, told, visible
 
+FIRST_TOKEN = 5
+"""The first ordinary token id: lower ones are special in RoBERTa, and transformers counts positions from its pads."""
 MOST_REQUESTS = 10_000_000
 MOST_BYTES = 2**29
 """The largest file of lengths, or trace."""

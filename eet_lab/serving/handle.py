@@ -14,6 +14,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from eet_lab.collector import no_collection
 from eet_lab.errors import SetupError
 from eet_lab.models import Model
 from eet_lab.models.on_device import checked_model
@@ -127,8 +128,9 @@ def serving(
     """
     if missing := next((name for name in PACKAGES if not _is_installed(name)), None):
         raise SetupError(f"{missing} is not installed, which serving needs: pip install 'eet-lab[serve]'.")
-    from eet_lab.serving.lifecycle import listen, url_of
-    from eet_lab.serving.service import Service
+    with no_collection():
+        from eet_lab.serving.lifecycle import listen, url_of
+        from eet_lab.serving.service import Service
 
     if front is not None and front not in FRONTS:
         raise SetupError(f"front is {told(front)}, but it must be 'process', 'thread', or None: whichever can be.")

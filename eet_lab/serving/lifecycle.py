@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import signal
 import socket
 import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
+from eet_lab.collector import freeze_heap
 from eet_lab.errors import SetupError
 from eet_lab.words import told
 
@@ -89,15 +89,6 @@ class Lifecycle(ABC):
     @abstractmethod
     def _drain_up(self) -> None:
         """What `drain` does of a server that is up."""
-
-
-def freeze_heap() -> None:
-    """Let Python's collector leave alone what is there now, for good: modules, above all. Only for a process of ours.
-
-    To walk all of them takes it 100 ms and more, in which nothing is answered, again and again under load.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def listen(host: str, port: int) -> socket.socket:

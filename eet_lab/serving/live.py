@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eet_lab.bench.encoding import encoded
-from eet_lab.bench.timing import SHARED, UNDISTURBED, check
+from eet_lab.bench.timing import SHARED, UNDISTURBED
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -24,7 +24,7 @@ from eet_lab.errors import ScheduleError
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device, on_its_encoders_device
 from eet_lab.parts.passes import Batching
-from eet_lab.progress import Cancel, Progress
+from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.scheduling import Request
 from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.policy import BasePolicy
@@ -33,6 +33,7 @@ from eet_lab.scheduling.record import Record
 from eet_lab.scheduling.served import Served, percentiles
 from eet_lab.scheduling.simulator import check_fits
 from eet_lab.scheduling.traffic import Traffic
+from eet_lab.serving.reader import under_policy
 from eet_lab.serving.warm_up import random_texts, rectangle, warm_up_decoder, warm_up_encoder
 from eet_lab.technique import Recipe
 
@@ -105,11 +106,6 @@ def served_recipe(model: Model, table: CostTable, policy: BasePolicy) -> Recipe:
     return Recipe(tuple(replace(t, **limits) if t.name == "continuous_batching" else t for t in recipe))
 
 
-def under_policy(recipe: Recipe, policy: BasePolicy) -> Recipe:
-    """The recipe of an encoder that reads groups of this policy: a padded one stays a rectangle."""
-    return recipe if policy.is_packed else Recipe(tuple(t for t in recipe if t.name != "packed_prefill"))
-
-
 def _check_engine(engine: EncoderEngine, model: Model, table: CostTable, policy: BasePolicy) -> None:
     """ScheduleError for one whose passes are not those that the table tells of."""
     if table.kind == "decoder":
@@ -158,7 +154,7 @@ class _Clock:
 
     def admit(self, running: int) -> None:
         """All that have come by now wait; tell what goes on. Cancelled."""
-        check(self.cancel)
+        raise_if_cancelled(self.cancel, "Serving the traffic")
         self.queue.now_ms = self.now_ms()
         self.queue.admit()
         if time.perf_counter() - self._looked >= LOOK_S:

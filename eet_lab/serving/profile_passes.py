@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 import torch
 
-from eet_lab.bench.encoding import encoded, num_warm_ups
-from eet_lab.bench.timing import SHARED, Tally, check, on_host
-from eet_lab.bench.workloads import FIRST_TOKEN
+from eet_lab.bench.encoding import encoded
+from eet_lab.bench.timing import SHARED, Tally, on_host
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -28,9 +27,10 @@ from eet_lab.errors import CostError, RecipeError
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device, on_its_encoders_device
 from eet_lab.parts.passes import Batching
-from eet_lab.progress import Cancel, Progress
+from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.scheduling import Request
 from eet_lab.scheduling.cost import DecoderCost, EncoderCost, Provenance
+from eet_lab.scheduling.traffic import FIRST_TOKEN
 from eet_lab.scheduling.whole import check_whole
 from eet_lab.technique import Recipe
 
@@ -68,7 +68,7 @@ def _median_of(run: Callable[[], Timed], repeats: int, cancel: Cancel | None, wa
     """The median of so many, after some that warm up; those that were disturbed count only if all were."""
     found = []
     for _ in range(warm_up + repeats):
-        check(cancel)
+        raise_if_cancelled(cancel, "Profiling")
         found.append(run())
     found = found[warm_up:]
     quiet = [timed for timed in found if not timed.was_disturbed]
@@ -218,7 +218,7 @@ class _Decoding:
         lengths = [shortest + row % spread for row in range(rows)]
         requests = [self._engine.add(self._prompt(length), self._settings) for length in lengths]
         while any(request.read < length for request, length in zip(requests, lengths, strict=True)):
-            check(self._cancel)
+            raise_if_cancelled(self._cancel, "Profiling")
             self._engine.step()
         return requests
 
@@ -297,7 +297,7 @@ def measured_encoder(
             tally.say(f"{batch:,} x {length:,} tokens")
             rows = [[draw.randrange(FIRST_TOKEN, vocab) for _ in range(length)] for _ in range(batch)]
             work = partial(_pass_ms, engine, rows, Batching(length * batch), cancel)
-            times[length, batch] = _median_of(work, repeats, cancel, num_warm_ups(recipe.parts))
+            times[length, batch] = _median_of(work, repeats, cancel, recipe.parts.num_warm_ups)
             tally.finish()
     table = tuple(tuple(times[length, batch].ms for batch in batches) for length in lengths)
     return EncoderCost(lengths, batches, table, _noted(source, times.values()))

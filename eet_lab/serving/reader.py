@@ -23,8 +23,6 @@ from eet_lab.scheduling.policies import NaivePadding, TokenBudget, parse_policy,
 from eet_lab.scheduling.policy import BasePolicy
 from eet_lab.scheduling.traffic import Gamma, LogNormal, make_traffic
 from eet_lab.serving.errors import ApiError, failed, of_engine
-from eet_lab.serving.live import under_policy
-from eet_lab.serving.profile import profile
 from eet_lab.serving.warm_up import rectangle, warm_up_encoder
 from eet_lab.serving.worker import Worker
 from eet_lab.technique import Recipe
@@ -92,6 +90,10 @@ class Reader(Worker):
         recipe = self._recipe
         if self._words is not None:
             if policy_kind(self._words).reads_costs and self._costs is None:
+                from eet_lab.serving.profile import (
+                    profile,  # brings all benchmarks, without which a server starts sooner
+                )
+
                 self._costs = profile(self._model, recipe, progress=self.progress, cancel=self.is_closing)
             self._policy = policy = _fitting(self._words, self._costs)
             recipe = under_policy(recipe, policy)
@@ -260,3 +262,8 @@ def _end_all(results: Sequence[asyncio.Future[Tensor]], error: ApiError) -> None
     for result in results:
         if not result.done():
             result.set_exception(error)
+
+
+def under_policy(recipe: Recipe, policy: BasePolicy) -> Recipe:
+    """The recipe of an encoder that reads groups of this policy: a padded one stays a rectangle."""
+    return recipe if policy.is_packed else Recipe(tuple(t for t in recipe if t.name != "packed_prefill"))

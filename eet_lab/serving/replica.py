@@ -7,11 +7,11 @@ import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
+from eet_lab.collector import freeze_heap
 from eet_lab.models import load
 from eet_lab.serving.app import app_of
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.gate import App
-from eet_lab.serving.lifecycle import freeze_heap
 from eet_lab.serving.options import Options
 from eet_lab.serving.ray_asgi import within_serve
 from eet_lab.serving.server import SWITCH_S

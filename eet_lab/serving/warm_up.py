@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from eet_lab.bench.encoding import num_warm_ups
-from eet_lab.bench.timing import check
-from eet_lab.bench.workloads import FIRST_TOKEN
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -19,11 +16,11 @@ from eet_lab.engine.tasks import MEAN, TextTask
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_encoders_device
 from eet_lab.parts.passes import Batching, Text
-from eet_lab.progress import Cancel, Progress
+from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.scheduling.cost import Costs
 from eet_lab.scheduling.policy import BasePolicy
 from eet_lab.scheduling.queued import Queued
-from eet_lab.scheduling.traffic import Traffic
+from eet_lab.scheduling.traffic import FIRST_TOKEN, Traffic
 
 Rows = Sequence[Sequence[int]]
 
@@ -53,7 +50,7 @@ def warm_up_decoder(engine: Engine, cancel: Cancel | None = None) -> None:
         requests = [engine.add(prompt, Settings(new_tokens)) for prompt in prompts]
         while not all(request.done for request in requests):  # a step may tell nothing before the last
             engine.step()
-            check(cancel)
+            raise_if_cancelled(cancel, "The warm-up")
 
     run([1])  # opens the slots
     slots = engine.slots
@@ -116,7 +113,7 @@ def _runs(
     largest = [max(found.values(), key=size) for size in (rectangle, _num_tokens, len, _longest)]
     runs = [(task, rows) for task in tasks for rows in largest]
     for task, bucket in kept:
-        times = 1 if bucket is None else num_warm_ups(engine.parts)
+        times = 1 if bucket is None else engine.parts.num_warm_ups
         runs += [(task, found[task, bucket])] * times
     return runs
 
@@ -131,7 +128,7 @@ def _possible(traffic: Traffic, policy: BasePolicy, costs: Costs, cancel: Cancel
     for size in sorted(sizes):
         queues = [draw.sample(requests, size) for _ in range(max(SAMPLES, DRAWN // size))]
         for waiting in (ordered[-size:], *queues):
-            check(cancel)
+            raise_if_cancelled(cancel, "The warm-up")
             while waiting and (groups := policy.next(waiting, inf, costs).groups):
                 yield from ([each.number for each in group] for group in groups)
                 taken = {each.number for group in groups for each in group}

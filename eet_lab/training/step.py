@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from eet_lab.errors import Cancelled, TrainingError
-from eet_lab.progress import Cancel
+from eet_lab.errors import TrainingError
+from eet_lab.progress import Cancel, raise_if_cancelled
 from eet_lab.training.batch import TrainPass
 from eet_lab.words import counted, some
 
@@ -76,8 +76,7 @@ def not_finite(
 
 def go_on(cancel: Cancel | None) -> None:
     """Errors: Cancelled."""
-    if cancel is not None and cancel.is_set():
-        raise Cancelled("The training was stopped.")
+    raise_if_cancelled(cancel, "The training")
 
 
 def until(cancel: Cancel | None, found: Iterable[T]) -> Iterator[T]:

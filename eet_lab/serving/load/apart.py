@@ -14,9 +14,9 @@ from typing import IO, Any
 import numpy as np
 
 import eet_lab.errors
-from eet_lab.errors import Cancelled, EETError, SetupError
+from eet_lab.errors import EETError, SetupError
 from eet_lab.paths import PACKAGE
-from eet_lab.progress import Cancel, Progress
+from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.scheduling.traffic import Traffic
 from eet_lab.serving.load.open_loop import Job
 from eet_lab.serving.load.result import Loaded
@@ -37,8 +37,7 @@ def run_apart(job: Job, progress: Progress | None = None, cancel: Cancel | None 
         child.stdin.write(json.dumps(_packed(job)).encode())
         child.stdin.close()
         while True:
-            if cancel is not None and cancel.is_set():
-                raise Cancelled("The load was stopped.")
+            raise_if_cancelled(cancel, "The load")
             try:
                 line = lines.get(timeout=LOOK_S)
             except Empty:

@@ -9,8 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from eet_lab.errors import Cancelled
-from eet_lab.progress import Cancel, Progress
+from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.scheduling.traffic import Traffic
 from eet_lab.serving.load.exchange import Exchange
 from eet_lab.serving.load.http1 import Connection
@@ -133,8 +132,7 @@ class OpenLoop:
         if (now := clock()) < self._looked_at + LOOK_S:
             return
         self._looked_at = now
-        if self._cancel is not None and self._cancel.is_set():
-            raise Cancelled("The load was stopped.")
+        raise_if_cancelled(self._cancel, "The load")
         while self._waiting and (self._waiting[0][1].is_over or self._waiting[0][0] <= now):
             self._waiting.popleft()[1].end("lost", f"no answer within {plain(self._job.timeout_s)} s")
         if self._progress is not None and now >= self._reported_at + REPORT_S:

@@ -10,12 +10,11 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from eet_lab.errors import SetupError, did_you_mean
+from eet_lab.scheduling.traffic import FIRST_TOKEN
 from eet_lab.scheduling.whole import check_whole
 from eet_lab.words import told
 
 PATHS = {"completions": "completions", "chat": "chat/completions", "embeddings": "embeddings"}
-FIRST_TOKEN = 5
-"""The first ordinary token id: lower ones are special in RoBERTa."""
 VOCABULARY = 1000
 """Ids below are ordinary words in the vocabulary of any model that is served."""
 WORDS = (
