@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eet_lab.engine.encode import EncoderEngine, Run
+from eet_lab.engine.encode import EncoderEngine
+from eet_lab.engine.in_flight import Run
 from eet_lab.engine.tasks import CLASSES, CLS, HIDDEN, MEAN, MLM, TOKEN_CLASSES, TextTask
 from eet_lab.errors import ModelError, PromptError, did_you_mean
 from eet_lab.models import Model

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 import transformers
 
@@ -121,3 +123,30 @@ def read(name, task, recipe="", batching=None, given=None):
 
 def close(got, exact):
     torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-5 * float(exact.abs().max()))
+
+
+class Late(NamedTuple):
+    """Done once somebody waits for it."""
+
+    number: int
+    seen: list[tuple[str, int]]
+
+    def query(self) -> bool:
+        return ("come", self.number) in self.seen
+
+    def synchronize(self) -> None:
+        self.seen.append(("come", self.number))
+
+
+def passes_that_are_late(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """When each pass is launched and comes from now on, where nothing comes before somebody waits for it."""
+    seen: list[tuple[str, int]] = []
+    launched = EncoderEngine._launched
+
+    def late(engine: EncoderEngine, group: Any, task: Any) -> Any:
+        number = sum(what == "launched" for what, _ in seen)
+        seen.append(("launched", number))
+        return launched(engine, group, task)._replace(event=Late(number, seen))
+
+    monkeypatch.setattr(EncoderEngine, "_launched", late)
+    return seen

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+import encoders
 import numpy
 import pytest
 import torch
 import transformers
-from encoders import CONTEXT, LENGTHS, V, close, ours, read, texts, told
+from encoders import CONTEXT, LENGTHS, V, close, ours, passes_that_are_late, read, texts, told
 
 from eet_lab.engine import tasks
 from eet_lab.engine.encode import EncoderEngine
@@ -19,6 +20,7 @@ from eet_lab.models.families import FAMILIES, settings_of
 from eet_lab.models.weights import random_decoder
 from eet_lab.parts import Parts, passes
 from eet_lab.parts.passes import Batching, Text
+from eet_lab.technique import Recipe
 
 
 @pytest.mark.parametrize("layout", [passes.padded, passes.packed])
@@ -65,6 +67,82 @@ def test_progress_is_told_and_a_run_can_be_stopped():
             engine.close()
 
     engine.read(texts()[:1], tasks.MEAN, progress=meddle)
+
+
+def lists_of(lengths):
+    return [([Text([5 + length] * length) for length in each], Batching()) for each in lengths]
+
+
+def test_a_list_is_launched_before_those_in_front_of_it_have_come(monkeypatch):
+    """They are told in their order, each once it is there, and are what they are when each is read alone."""
+    lists, runs = lists_of([(3, 9), (7,), (), (2, 2, 2), (30,)]), []
+    engine = EncoderEngine(ours("bert").encoder, Recipe.parse("pre_padding").parts)
+    expected = [engine.read(*each[:1], tasks.MEAN, each[1]) for each in lists]
+    seen = passes_that_are_late(monkeypatch)
+
+    def told(run):
+        seen.append(("told", len(runs)))
+        runs.append(run)
+
+    engine.read_each(iter(lists), tasks.MEAN, told)
+    assert seen == [
+        ("launched", 0), ("launched", 1), ("launched", 2), ("come", 0), ("told", 0), ("launched", 3), ("come", 1),
+        ("told", 1), ("told", 2), ("come", 2), ("told", 3), ("come", 3), ("told", 4),
+    ]  # fmt: skip
+    for run, alone in zip(runs, expected, strict=True):
+        assert (run.num_tokens, run.num_passes) == (alone.num_tokens, alone.num_passes)
+        assert all(map(torch.equal, run.values, alone.values)) and len(run.values) == len(alone.values)
+        assert not len(run.values) or not run.values.is_inference()
+
+
+def test_on_a_cpu_a_list_is_told_before_the_next_is_asked_for():
+    runs, asked = [], []
+
+    def lists():
+        for each in lists_of([(3,), (4,)]):
+            asked.append(len(runs))
+            yield each
+
+    EncoderEngine(ours("bert").encoder).read_each(lists(), tasks.MEAN, runs.append)
+    assert asked == [0, 1] and len(runs) == 2
+
+
+@pytest.mark.parametrize(
+    ("fails", "error", "told", "frees"),
+    [
+        ("its texts", PromptError, 2, False),
+        ("its launch", RuntimeError, 2, True),
+        ("the device", RuntimeError, 0, True),
+        ("stop", Cancelled, 0, False),
+    ],
+)
+def test_a_list_that_fails_leaves_those_before_it(fails, error, told, frees, monkeypatch):
+    """What was launched is told where it still comes; an engine whose memory is fine keeps it, and goes on."""
+    engine, runs, stop = EncoderEngine(ours("bert").encoder, Recipe.parse("all").parts), [], threading.Event()
+    passes_that_are_late(monkeypatch)
+    memory = engine.memory
+
+    def fail(*_):
+        raise RuntimeError("no device")
+
+    def lists():
+        yield from lists_of([(3,), (4,)])
+        assert not runs
+        if fails == "its texts":
+            yield [Text([V])], Batching()
+        if fails == "its launch":
+            monkeypatch.setattr(engine, "_launched", fail)
+        if fails == "the device":
+            monkeypatch.setattr(encoders.Late, "synchronize", fail)
+        if fails == "stop":
+            stop.set()
+        yield from lists_of([(5,)])
+
+    with pytest.raises(error):
+        engine.read_each(lists(), tasks.MEAN, runs.append, cancel=stop)
+    assert len(runs) == told and (engine.memory is not memory) == frees
+    monkeypatch.undo()
+    assert len(engine.read(texts(), tasks.MEAN).values) == len(LENGTHS)
 
 
 def test_nothing_to_read_is_nothing_read():

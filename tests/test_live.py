@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from cost_tables import encoder_cost
 from encoders import ours as encoder
+from encoders import passes_that_are_late
 from test_continuous import Lagging
 
 from eet_lab.engine import slots
@@ -18,8 +21,9 @@ from eet_lab.models import Model, load
 from eet_lab.scheduling.agreement import Compared, agreement
 from eet_lab.scheduling.cost import DecoderCost, EncoderCost
 from eet_lab.scheduling.policies import ContinuousBatching, NaivePadding, TokenBudget
+from eet_lab.scheduling.policy import Plan
 from eet_lab.scheduling.simulator import simulate_traffic
-from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
+from eet_lab.scheduling.traffic import Gamma, Traffic, Uniform, make_traffic
 from eet_lab.serving import profile_passes
 from eet_lab.serving.live import Look, serve_traffic, served_recipe
 from eet_lab.serving.profile import profile
@@ -127,6 +131,36 @@ def test_an_encoder_serves_groups(policy: Any) -> None:
             serve_traffic(encoder_model, traffic, policy, table, engine=other)
     names = [technique.name for technique in recipe]
     assert ("packed_prefill" in names) == policy.is_packed
+
+
+def test_the_groups_of_a_plan_are_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group is launched before the one in front of it has come, and the policy is asked when all have."""
+    plans = list[list[int]]()
+
+    class TwoByTwo(NaivePadding):
+        def next(self, waiting: Any, now_ms: float, costs: Any) -> Any:
+            taken = [*waiting]
+            plans.append([each.number for each in taken])
+            seen.append(("planned", len(plans)))
+            return Plan([taken[at : at + 2] for at in range(0, len(taken), 2)])
+
+    model = encoder("bert")
+    table = encoder_cost(lambda length, batch: 1.0, (1, 32), (1, 4))
+    table = replace(table, source=replace(table.source, recipe="pre_padding"))
+    traffic = Traffic(np.array([0.0] * 5 + [30.0]), np.array([3, 9, 4, 4, 7, 5]), np.ones(6, int))
+    seen = passes_that_are_late(monkeypatch)
+    served = serve_traffic(model, traffic, TwoByTwo(), table)
+    del seen[: seen.index(("planned", 1))]  # the warm-up
+    assert [what for what, _ in seen[:5]] == ["planned", "launched", "launched", "launched", "come"]
+    assert [len(plan) for plan in plans] == [5, 1]
+    last = [at for at, what in enumerate(seen) if what[0] == "planned"][1]
+    assert [what for what, _ in seen[:last]].count("come") == 3, "all of the first plan have come"
+    passes = served.passes
+    assert passes.rows.tolist() == [2, 2, 1, 1] and passes.pads.tolist() == [6, 0, 0, 0]
+    assert passes.prompt_tokens.tolist() == [12, 8, 7, 5]
+    assert (passes.begin_ms[1:] >= passes.end_ms[:-1]).all() and (passes.end_ms > passes.begin_ms).all()
+    np.testing.assert_array_equal(served.last_ms, passes.end_ms[[0, 0, 1, 1, 2, 3]])
+    assert (served.wait_ms >= 0).all()
 
 
 def test_rows_that_are_measured_see_different_columns(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,11 @@ B texts of a pass, T tokens of it, N of them asked for, C channels.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from itertools import islice
 from time import perf_counter
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +17,7 @@ from torch import Tensor
 from eet_lab.engine.base import BaseEngine, check_model, check_parts
 from eet_lab.engine.captured_passes import CapturedPasses, pass_name
 from eet_lab.engine.exclusive import exclusive
+from eet_lab.engine.in_flight import Arriving, InFlight, Run
 from eet_lab.engine.meta_trace import META, TELLING, NoArithmetic, are_alike
 from eet_lab.engine.settings import checked_texts
 from eet_lab.engine.tasks import TextTask
@@ -56,64 +54,6 @@ SIZES: tuple[Callable[[Group], int], ...] = (
 PIXELS = ", but they must be finite floating-point numbers, as the checkpoint's own image processor makes them."
 
 
-@dataclass(frozen=True)
-class Run:
-    """What a task made of texts, in their order, and how long it took.
-
-    `values` are a tensor [N,...] where the task makes one row of each text, else a tensor each. `num_tokens` are those
-    of the texts, `computed_tokens` the same with pads. `activation_bytes` is the arena, or the most that were alive at
-    once. `total_ms` is all but the reading of texts into tokens: checks, layout, passes, and the way back.
-    """
-
-    values: Tensor | tuple[Tensor, ...]
-    num_tokens: int
-    computed_tokens: int
-    num_passes: int
-    activation_bytes: int
-    total_ms: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.total_ms * 1e3 if self.total_ms else 0.0
-
-
-class Arriving(NamedTuple):
-    """What a pass made, on the host once the event is done; None: it is there."""
-
-    values: Tensor
-    sizes: tuple[int, ...]  # of each text, where the task makes a row for each of its tokens
-    event: torch.cuda.Event | None
-
-    def received(self) -> Tensor:
-        """What it made, once it is there."""
-        if self.event is not None:
-            self.event.synchronize()
-        return self.values
-
-
-class Results:
-    """What passes made, in the order of the texts."""
-
-    def __init__(self, num_texts: int, task: TextTask) -> None:
-        self._num_texts, self._task = num_texts, task
-        self._rows: Tensor | None = None
-        self._each: dict[int, Tensor] = {}
-
-    @torch.inference_mode(False)  # a reader may train something on them
-    def put(self, numbers: Sequence[int], values: Tensor, sizes: Sequence[int]) -> None:
-        """Take the values of a pass over the texts of these numbers. The pass may overwrite them afterwards."""
-        if not self._task.one_each:
-            self._each.update(zip(numbers, values.clone().split(sizes), strict=True))
-            return
-        if self._rows is None:
-            self._rows = torch.empty(self._num_texts, *values.shape[1:])
-        self._rows.numpy()[list(numbers)] = values.numpy()
-
-    def ordered(self) -> Tensor | tuple[Tensor, ...]:
-        """The values of all texts."""
-        return tuple(self._each[number] for number in range(len(self._each))) if self._rows is None else self._rows
-
-
 class EncoderEngine(BaseEngine[AnyEncoder]):
     """An encoder run by parts. Building one is cheap: weights are shared, nothing is compiled or allocated.
 
@@ -129,8 +69,6 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
         self.staging = Staging(self.model.device)
         self._captured = CapturedPasses(self) if self.parts.is_captured else None
 
-    @exclusive
-    @torch.inference_mode()
     def read(
         self,
         texts: Sequence[Readable],
@@ -146,45 +84,74 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
         ModelError where the model has no head for the task; Cancelled, after which memory and graphs stay; OutOfMemory,
         after which the memory is free again.
         """
-        begin, batching = perf_counter(), batching or Batching()
-        texts = self._checked(texts, task, batching.truncate)
-        self.prepare(cancel=cancel)
-        results = Results(len(texts), task)
-        done = tokens = computed = num_passes = activations = 0
-        in_flight: deque[tuple[Group, Arriving]] = deque()
+        runs = list[Run]()
+        self.read_each([(texts, batching or Batching())], task, runs.append, progress=progress, cancel=cancel)
+        return runs[0]
 
-        def receive(most: int) -> None:
-            """Take what passes have made, until at most so many are in flight."""
-            nonlocal done, num_passes, tokens, computed
-            while len(in_flight) > most:
-                group, arriving = in_flight.popleft()
-                results.put(group.numbers, arriving.received(), arriving.sizes)
-                done, num_passes = done + len(group.numbers), num_passes + 1
-                tokens, computed = tokens + group.num_tokens, computed + group.computed_tokens
-                if progress is not None:
-                    progress(done, len(texts), "texts")
+    @exclusive
+    @torch.inference_mode()
+    def read_each(
+        self,
+        reads: Iterable[tuple[Sequence[Readable], Batching]],
+        task: TextTask,
+        on_read: Callable[[Run], object],
+        *,
+        progress: Progress | None = None,
+        cancel: Cancel | None = None,
+    ) -> None:
+        """`read` for several lists of texts: one is launched while those before it are computed.
 
+        A list is asked for when it can be launched, and `on_read` is told what was made of each, in their order, as
+        soon as that is there. An error belongs to the list that was asked for last, and to those before it of which
+        `on_read` was not told: whatever still comes is told before the error is raised, but nothing after Cancelled.
+        """
+        coming = InFlight(task, on_read, progress)
         self._cancel = cancel
         try:
-            with memory_for(lambda: self._allocating, free=self._free, remedy=REMEDY):
-                groups = iter(self.parts.texts(texts, batching))
-                while ahead := list(islice(groups, AHEAD)):
-                    (self if self._captured is None else self._captured).plan(ahead, task)
-                    activations = max(activations, self.memory.num_bytes)
-                    for group in ahead:
-                        in_flight.append((group, self._launched(group, task)))
-                        receive(most=MOST_IN_FLIGHT)
-                receive(most=0)
+            for texts, batching in reads:
+                begin = perf_counter()
+                texts = self._checked(texts, task, batching.truncate)
+                self.prepare(cancel=cancel)
+                coming.begin(len(texts), begin)
+                with self._freeing(coming):
+                    self._launch(texts, batching, task, coming)
+            with self._freeing(coming):
+                coming.receive(most=0)
         except Cancelled:
-            for _, arriving in in_flight:
-                arriving.received()
+            coming.drop()
             raise
-        except BaseException:  # graphs may read memory that has moved
-            self._free()
+        except BaseException:
+            coming.rescue()
             raise
         finally:
             self._cancel = None
-        return Run(results.ordered(), tokens, computed, num_passes, activations, (perf_counter() - begin) * 1e3)
+
+    @contextmanager
+    def _freeing(self, coming: InFlight) -> Iterator[None]:
+        """Memory is free after an error; what has been launched comes first."""
+
+        def free() -> None:
+            coming.rescue()
+            self._free()
+
+        try:
+            with memory_for(lambda: self._allocating, free=free, remedy=REMEDY):
+                yield
+        except Cancelled:
+            raise
+        except BaseException:  # graphs may read memory that has moved
+            free()
+            raise
+
+    def _launch(self, texts: Sequence[Readable], batching: Batching, task: TextTask, coming: InFlight) -> None:
+        """All passes over the texts of a list, and what has come by then."""
+        groups = iter(self.parts.texts(texts, batching))
+        while ahead := list(islice(groups, AHEAD)):
+            (self if self._captured is None else self._captured).plan(ahead, task)
+            planned_bytes = self.memory.num_bytes
+            for group in ahead:
+                coming.add(group, self._launched(group, task), planned_bytes)
+                coming.receive(most=MOST_IN_FLIGHT)
 
     @property
     def captures(self) -> int:

@@ -70,7 +70,10 @@ def check_fits(traffic: Traffic, policy: Policy, cost: CostTable) -> None:
 
 
 def _read_texts(queue: Queue, policy: Policy, cost: EncoderCost, record: Record) -> None:
-    """An encoder: a group is a pass."""
+    """An encoder: a group is a pass, and a plan takes the sum of its passes.
+
+    A server on a GPU lays a group out while another is computed, so there a plan takes no longer than that.
+    """
     is_packed = policy.is_packed
     for group in queue.groups(policy, cost):
         lengths, begin_ms = [each.length for each in group], queue.now_ms

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from math import inf, isnan
@@ -15,15 +16,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eet_lab.bench.encoding import encoded
 from eet_lab.bench.timing import SHARED, UNDISTURBED
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.engine import Engine
+from eet_lab.engine.in_flight import Run
 from eet_lab.engine.settings import Settings
+from eet_lab.engine.tasks import MEAN
 from eet_lab.errors import ScheduleError
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device, on_its_encoders_device
-from eet_lab.parts.passes import Batching
+from eet_lab.parts.passes import Batching, Text
 from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.scheduling import Request
 from eet_lab.scheduling.cost import CostTable
@@ -268,8 +270,8 @@ def _serve_encoder(
     clock: _Clock,
     given: EncoderEngine | None,
 ) -> None:
-    """A group is a pass."""
-    queue, record, texts = clock.queue, clock.record, random_texts(model, traffic)
+    """A group is a pass; those of a plan are one read, so that one is launched while another is computed."""
+    queue, texts = clock.queue, [Text(row) for row in random_texts(model, traffic)]
     with ExitStack() as opened:
         engine = given
         if engine is None:
@@ -286,17 +288,38 @@ def _serve_encoder(
             if queue.waiting:
                 plan = policy.next(queue.waiting, queue.now_ms, table)
                 wake_ms, groups = inf if plan.wake_ms is None else plan.wake_ms, list(plan.groups)
-            for group in groups:
-                clock.admit(len(group))
-                queue.take(group)
-                rows = [texts[each.number] for each in group]
-                total, size = sum(map(len, rows)), rectangle(rows)
-                begin_ms = clock.now_ms()
-                encoded(engine, rows, Batching(size), clock.cancel)
-                end_ms = clock.now_ms()
-                for number, *_ in group:
-                    record.start[number], record.first[number], record.last[number] = begin_ms, end_ms, end_ms
-                record.done += len(group)
-                record.add(begin_ms, end_ms, len(rows), total, 0, 0 if policy.is_packed else size - total)
-            if not groups:
+            if groups:
+                reading = _ReadingPlan(texts, policy, clock)
+                engine.read_each(reading.launched(groups), MEAN, reading.done, cancel=clock.cancel)
+            else:
                 clock.sleep(wake_ms)
+
+
+class _ReadingPlan:
+    """The groups of a plan, noted as they come."""
+
+    def __init__(self, texts: Sequence[Text], policy: BasePolicy, clock: _Clock) -> None:
+        self._texts, self._policy, self._clock = texts, policy, clock
+        self._in_flight = deque[Sequence[Queued]]()
+        self._end_ms = 0.0
+
+    def launched(self, groups: Iterable[Sequence[Queued]]) -> Iterator[tuple[list[Text], Batching]]:
+        """What is read next; whoever comes meanwhile is noted, and waits until all of the plan has run."""
+        for group in groups:
+            self._clock.queue.take(group)
+            self._in_flight.append(group)
+            self._clock.admit(sum(map(len, self._in_flight)))
+            rows = [self._texts[each.number] for each in group]
+            yield rows, Batching(rectangle([text.ids for text in rows]))
+
+    def done(self, run: Run) -> None:
+        """The oldest group is there. It began when it was launched, or when the one before was there."""
+        group, record, end_ms = self._in_flight.popleft(), self._clock.record, self._clock.now_ms()
+        begin_ms, self._end_ms = max(end_ms - run.total_ms, self._end_ms), end_ms
+        for number, *_ in group:
+            record.start[number], record.first[number], record.last[number] = begin_ms, end_ms, end_ms
+        record.done += len(group)
+        size = len(group) * max(each.length for each in group)
+        record.add(
+            begin_ms, end_ms, len(group), run.num_tokens, 0, 0 if self._policy.is_packed else size - run.num_tokens
+        )

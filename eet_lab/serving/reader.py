@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from eet_lab.engine.encode import EncoderEngine
+from eet_lab.engine.in_flight import Run
 from eet_lab.engine.tasks import MEAN, TextTask
 from eet_lab.errors import EETError, SetupError
 from eet_lab.models import Model
@@ -75,12 +77,12 @@ class Reader(Worker):
         self._waiting = list[WaitingText]()  # the oldest first
         self._planned = deque[Sequence[WaitingText]]()
         self._rows = dict[asyncio.Future, dict[int, Tensor]]()  # of requests that are read in part
-        self._group: Sequence[WaitingText] = ()
+        self._in_flight = deque[Sequence[WaitingText]]()
         self.engine: EncoderEngine | None = None
 
     def join(self, reading: Reading) -> None:
         """Queue it; from any thread."""
-        self.command(partial(self._queue, reading))
+        self.command(partial(self._queue, reading, time.perf_counter() * 1e3))
 
     @property
     def _has_work(self) -> bool:
@@ -115,25 +117,42 @@ class Reader(Worker):
             self._model, engine, traffic, policy, costs, self.is_closing, tasks=self._tasks, progress=self.progress
         )
 
-    def _queue(self, reading: Reading) -> None:
-        now_ms = time.perf_counter() * 1e3
+    def _queue(self, reading: Reading, now_ms: float) -> None:
         self._waiting += [WaitingText(reading, at, len(text.ids), now_ms) for at, text in enumerate(reading.texts)]
 
     def _turn(self) -> None:
-        group = self._group = self._taken()
-        if not group:
+        """All groups of a plan in one read, so that one is launched while another is computed."""
+        if not (group := self._taken()):
             return
         if self.dead is not None:
             self._end(group, self.dead)
             return
         assert self.engine is not None
-        texts = [each.reading.texts[each.number] for each in group]
+        self._in_flight.append(group)
         try:
-            run = self.engine.read(texts, group[0].reading.task, self._batching(texts))
+            self.engine.read_each(self._planned_reads(), group[0].reading.task, self._read)
         except EETError as error:
-            self._end(group, of_engine(error, "input"))
-        else:
-            self._keep(group, run.values)  # type: ignore[arg-type]  # served tasks make a row each
+            self._end(self._lost(), of_engine(error, "input"))
+
+    def _planned_reads(self) -> Iterator[tuple[list[Readable], Batching]]:
+        """The group that was taken, and the others of its plan: nobody else is due before they have run."""
+        group = self._in_flight[-1]
+        while True:
+            texts = [each.reading.texts[each.number] for each in group]
+            yield texts, self._batching(texts)
+            if self.is_closing.is_set() or not (group := self._next_planned()):
+                return
+            self._in_flight.append(group)
+
+    def _read(self, run: Run) -> None:
+        """The oldest group that was launched is there."""
+        self._keep(self._in_flight.popleft(), run.values)  # type: ignore[arg-type]  # served tasks make a row each
+
+    def _lost(self) -> list[WaitingText]:
+        """The texts that were launched, and do not come any more."""
+        lost = list(chain.from_iterable(self._in_flight))
+        self._in_flight.clear()
+        return lost
 
     def _batching(self, texts: Sequence[Readable]) -> Batching:
         """Such that a policy's group is one pass."""
@@ -145,10 +164,8 @@ class Reader(Worker):
     def _taken(self) -> Sequence[WaitingText]:
         """What is read next; whoever has left is left out. Nothing where a policy waits."""
         while True:
-            if self._planned:
-                if group := self._here(self._planned.popleft()):
-                    return group
-                continue
+            if group := self._next_planned():
+                return group
             self._waiting = self._here(self._waiting)
             if not self._waiting:
                 return ()
@@ -164,6 +181,12 @@ class Reader(Worker):
                 time.sleep(min(max(left_s, 0.0), LOOK_S))
                 return ()
             self._plan(plan.groups)
+
+    def _next_planned(self) -> Sequence[WaitingText]:
+        while self._planned:
+            if group := self._here(self._planned.popleft()):
+                return group
+        return ()
 
     def _plan(self, groups: Sequence[Sequence[WaitingText]]) -> None:
         self._planned.extend(groups)
@@ -184,6 +207,8 @@ class Reader(Worker):
         """Rows of some texts; requests whose last ones they are get theirs."""
         done = list[tuple[Reading, Tensor]]()
         for (reading, number, *_), row in zip(group, values, strict=True):
+            if reading.result.done():  # its client has left while this was computed, and nothing else of it comes
+                continue
             rows = self._rows.setdefault(reading.result, {})
             rows[number] = row
             if len(rows) == len(reading.texts):
@@ -198,7 +223,7 @@ class Reader(Worker):
             with suppress(Exception):
                 self.engine.close()
         self.rebuild()
-        self._end(self._group, failed(error, number))
+        self._end(self._lost(), failed(error, number))
         return number
 
     def _end(self, group: Sequence[WaitingText], error: ApiError) -> None:

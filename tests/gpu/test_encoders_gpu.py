@@ -185,6 +185,11 @@ def test_passes_in_flight_are_of_different_buckets():
             got = captured.read(given, tasks.HIDDEN, Batching(tokens)).values
             assert_alike(got, plain.read(given, tasks.HIDDEN, Batching(tokens)).values)
     assert captured.captures > 3
+    for _ in range(3):
+        found = []
+        captured.read_each(((each, Batching()) for each in LISTS), tasks.HIDDEN, found.append)
+        for each, run in zip(LISTS, found, strict=True):
+            assert_alike(run.values, plain.read(each, tasks.HIDDEN).values)
 
 
 def test_memory_of_captured_passes_is_flat():

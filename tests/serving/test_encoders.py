@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import re
+import time
+from concurrent.futures import Future as Waited
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -14,15 +16,19 @@ import openai
 import pytest
 import torch
 import transformers
-from encoders import CONFIGS, V, theirs
+from encoders import CONFIGS, Late, V, passes_that_are_late, theirs
 
 import eet_lab
 from eet_lab.encoding import as_texts
 from eet_lab.engine.tasks import CLASSES, CLS, MEAN
-from eet_lab.errors import SetupError
+from eet_lab.errors import PromptError, SetupError
 from eet_lab.models import load
+from eet_lab.parts.passes import Text
+from eet_lab.scheduling.policy import BasePolicy, Plan
 from eet_lab.serving.options import Options
+from eet_lab.serving.reader import Reader, Reading
 from eet_lab.serving.service import Service
+from eet_lab.technique import Recipe
 
 from .conftest import Raw, eventually, numbers
 
@@ -141,15 +147,19 @@ def test_an_encoder_generates_nothing(post):
         assert answer.status_code == 400 and "an encoder" in answer.json()["error"]["message"]
 
 
+def noted(engine, monkeypatch, note):
+    """`note` is told of the texts that are read together, before they are."""
+    read_each = engine.read_each
+
+    def reading(reads, *rest):
+        read_each(((note(texts), (texts, batching))[1] for texts, batching in reads), *rest)
+
+    monkeypatch.setattr(engine, "read_each", reading)
+
+
 def test_what_waits_together_is_read_together(post, client, reader, bert, monkeypatch):
-    may, read, sizes = Event(), reader.engine.read, []
-
-    def reading(texts, *rest):
-        sizes.append(len(texts))
-        may.wait(10)
-        return read(texts, *rest)
-
-    monkeypatch.setattr(reader.engine, "read", reading)
+    may, sizes = Event(), []
+    noted(reader.engine, monkeypatch, lambda texts: sizes.append(len(texts)) or may.wait(10))
     with ThreadPoolExecutor() as pool:
         first = pool.submit(client.embeddings.create, model="bert", input="w1")
         eventually(lambda: sizes)
@@ -178,9 +188,8 @@ def test_a_policy_says_who_is_read_together(bert, policy, monkeypatch):
     """Vectors are the same; a request whose texts are read in several passes gets them all, in its order."""
     served = eet_lab.serve(bert, served_model_name="bert", policy=policy).wait_until_up(60)
     try:
-        engine, groups = served._server.service.reader.engine, []
-        read = engine.read
-        monkeypatch.setattr(engine, "read", lambda texts, *rest: groups.append([*texts]) or read(texts, *rest))
+        groups = []
+        noted(served._server.service.reader.engine, monkeypatch, groups.append)
         many = [text for _ in range(3) for text in TEXTS]
         with ThreadPoolExecutor() as pool, openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
             asked = [many, TEXTS[:1], many[1:], TEXTS[2:]]
@@ -215,10 +224,98 @@ def test_a_reader_that_fails(post, served, reader, monkeypatch):
         raise RuntimeError("no device")
 
     engine = reader.engine
-    monkeypatch.setattr(engine, "read", fail)
+    monkeypatch.setattr(engine, "read_each", fail)
     answer = post("/v1/embeddings", {"input": "w1"})
     assert answer.status_code == 500 and answer.json()["error"]["code"].startswith("error-")
     assert post("/v1/embeddings", {"input": "w1"}).status_code == 200 and reader.engine is not engine
+
+
+class InGroups(BasePolicy):
+    """Two by two, all that wait."""
+
+    def next(self, waiting, now_ms, costs):
+        taken = [*waiting]
+        return Plan([taken[at : at + 2] for at in range(0, len(taken), 2)])
+
+
+@pytest.fixture
+def planned(bert):
+    """A reader that is not started, of a policy that makes several groups of a plan; it tells at once."""
+    reader = Reader(bert, Recipe.parse("pre_padding"))
+    reader._build()
+    reader._policy = InGroups()
+    reader.serve_here()
+    return reader
+
+
+def asked(reader, *lengths):
+    """Requests that come now, each of so many texts."""
+    texts = [[Text([5 + at] * (2 + at)) for at in range(length)] for length in lengths]
+    readings = [Reading(each, MEAN, Waited()) for each in texts]
+    for each in readings:
+        reader.join(each)
+    reader._do_commands()
+    return [each.result for each in readings]
+
+
+def test_groups_of_a_plan_are_one_read(planned, monkeypatch):
+    """The second is launched before the first one's vectors are there; who comes meanwhile is in the next plan."""
+    seen = passes_that_are_late(monkeypatch)
+    [first, second] = asked(planned, 3, 2)
+    noted(planned.engine, monkeypatch, lambda texts: len(seen) == 2 and planned.join(Reading(texts, MEAN, Waited())))
+    planned._turn()
+    assert seen[:2] == [("launched", 0), ("launched", 1)] and len(seen) == 6
+    assert first.result().shape == (3, 32) and second.result().shape == (2, 32)
+    torch.testing.assert_close(first.result()[:2], second.result())
+    assert planned._do_commands() and len(planned._waiting) == 1 and not planned._rows
+
+
+def test_who_leaves_while_a_plan_is_read_takes_nobody_along(planned, monkeypatch):
+    seen = passes_that_are_late(monkeypatch)
+    [left, stays] = asked(planned, 3, 2)
+    noted(planned.engine, monkeypatch, lambda texts: left.cancel())
+    planned._turn()
+    assert len(stays.result()) == 2 and left.cancelled() and not planned._rows
+    assert seen.count(("launched", 1)) == 1, "the second group has one who stays"
+
+
+def test_an_error_ends_the_groups_that_do_not_come(planned, monkeypatch):
+    """One of texts those of its group, one of the engine those in flight; the rest of the plan is read."""
+    [whole, wrong, last] = asked(planned, 2, 2, 2)
+    check = planned.engine._checked
+
+    def checked(texts, *rest):
+        if planned._in_flight[-1][0].reading.result is wrong:
+            raise PromptError("text 1 is wrong")
+        return check(texts, *rest)
+
+    passes_that_are_late(monkeypatch)
+    monkeypatch.setattr(planned.engine, "_checked", checked)
+    planned._turn()
+    assert len(whole.result()) == 2 and wrong.exception().status == 400 and not last.done()
+    planned._turn()
+    assert len(last.result()) == 2
+    [first, second] = asked(planned, 2, 2)
+    monkeypatch.setattr(Late, "synchronize", Event.wait)  # which fails, as a device that is lost
+    with pytest.raises(AttributeError) as failed:
+        planned._turn()
+    planned._fail(failed.value)
+    assert first.exception().status == second.exception().status == 500 and not planned._has_work
+
+
+def test_a_server_that_ends_launches_no_more_of_a_plan(planned, monkeypatch):
+    [first, second] = asked(planned, 2, 2)
+    noted(planned.engine, monkeypatch, lambda texts: planned.is_closing.set())
+    planned._turn()
+    assert first.done() and not second.done()
+
+
+def test_a_request_has_waited_since_it_came(planned):
+    """Not since the thread had time for it, which a policy's clock would tell."""
+    planned.join(Reading([Text([5])], MEAN, Waited()))
+    time.sleep(0.02)
+    planned._do_commands()
+    assert time.perf_counter() * 1e3 - planned._waiting[0].arrival_ms >= 20
 
 
 def test_each_text_counts_as_one_of_vllms_requests(client, served):
