@@ -86,10 +86,18 @@ def test_generate_ends_a_text_where_it_ends(capsys):
     assert "<|endoftext|>" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("wrong", [["-n", "0"], ["-n", "99999"], ["--recipe", "fused"]])
-def test_generate_prints_no_prompt_that_it_cannot_continue(wrong, capsys):
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (["-n", "0"], "--new-tokens is 0, but it must be a whole number from 1"),
+        (["-n", "99999"], "with 99999 new ones it would pass"),
+        (["--recipe", "fused"], "fused"),
+    ],
+)
+def test_generate_prints_no_prompt_that_it_cannot_continue(wrong, says, capsys):
     assert main(["generate", "Return", *wrong]) == 2
-    assert capsys.readouterr().out == ""
+    out, err = capsys.readouterr()
+    assert out == "" and says in err
 
 
 def test_generate_runs_a_batch(capsys):

@@ -165,7 +165,7 @@ def test_the_command_trains_and_saves(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["generate", "forty two", "--model", str(tmp_path / "kept"), "--device", "cpu"]) == 0
     assert capsys.readouterr().out.startswith("forty two >> ")
     assert main(["train", "translater-tiny"]) == 2 and "Did you mean 'translator-tiny'" in capsys.readouterr().err
-    assert main(["train", "vit-tiny", "--steps", "0"]) == 2 and "max_steps is 0" in capsys.readouterr().err
+    assert main(["train", "vit-tiny", "--steps", "0"]) == 2 and "eet-lab: steps is 0, but" in capsys.readouterr().err
     monkeypatch.setattr(demos, "train_demo", lambda *_, **__: pytest.fail("it trained"))
     assert main(["train", "vit-tiny", "--device", "cpu", "--save", __file__]) == 2
     assert "The model cannot be saved in" in capsys.readouterr().err

@@ -23,6 +23,10 @@ from eet_lab.training.loss_scale import LossScale
     ("examples", "says"),
     [
         ([], "There are no examples"),
+        (None, "examples is None, but it must be a list, such as \\[Example"),
+        (iter([Example([1, 2])]), "examples is <.*>, but it must be a list"),
+        (torch.tensor(3), r"examples is tensor\(3\), but it must be a list"),
+        (torch.ones(2, 2), r"Example 1 is tensor\(.*, but it must be an Example"),
         ([Example([1, 2], [IGNORED, 97])], "Example 1 has the label 97, but labels are from 0 to 96, or -100"),
         ([Example([1, 2]), Example([1, 2], [-1, -1])], "Example 2 has the label -1"),
         ([Example([1, 2], [IGNORED, IGNORED])], "None of the 1 examples has a label"),
@@ -39,6 +43,14 @@ from eet_lab.training.loss_scale import LossScale
 def test_examples_that_cannot_be_learned_from(examples, says):
     with pytest.raises(TrainingError, match=says):
         Trainer(families.ours("gpt2").network).step(examples)
+
+
+@pytest.mark.parametrize("batches", [None, 3])
+def test_batches_that_are_none(batches):
+    trainer = Trainer(families.ours("gpt2").network)
+    for work in (lambda: next(trainer.steps(batches)), lambda: trainer.reserve(batches)):
+        with pytest.raises(TrainingError, match=f"batches is {batches}, but it must be lists of examples"):
+            work()
 
 
 def test_tokens_outside_the_vocabulary():

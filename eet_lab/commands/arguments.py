@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eet_lab.errors import SetupError
+from eet_lab.errors import PromptError, SetupError
 from eet_lab.files import regular_content
+from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.words import visible
 
 if TYPE_CHECKING:
@@ -111,7 +112,8 @@ def add_generation(parser: argparse.ArgumentParser, new_tokens: int = NEW_TOKENS
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The same as keyword arguments; says so where one of them has no effect."""
+    """The same as keyword arguments; says so where one of them has no effect. PromptError for no number of tokens."""
+    check_whole(PromptError, "--new-tokens", args.new_tokens, 1, MOST)
     if args.temperature == 0 and (args.top_k or args.top_p != 1):
         print("--temperature is 0: tokens are greedy, and --top-k and --top-p have no effect.", file=sys.stderr)
     return {

@@ -5,7 +5,7 @@ T tokens of a pass, N of them with a label, B texts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import NamedTuple
 
 import numpy as np
@@ -100,9 +100,15 @@ class Ready(NamedTuple):
     first: list[Given]  # none where a rank has no pass
 
 
-def checked(examples: Sequence[Example], task: TrainTask, config: Config, numbers: range) -> Checked:
-    """The texts and the labels of each. Errors: TrainingError, PromptError."""
-    if not examples:
+def checked(examples: Sequence[Example], task: TrainTask, config: Config, share: Callable[[int], range]) -> Checked:
+    """The texts and the labels of each; `share` tells which of so many this rank reads. Errors: TrainingError,
+    PromptError.
+    """
+    if not isinstance(examples, Sized) or getattr(examples, "ndim", 1) == 0:  # an array of no dimension has no length
+        raise TrainingError(
+            f"examples is {told(examples)}, but it must be a list, such as [Example(ids, labels), ...]."
+        )
+    if len(examples) == 0:
         raise TrainingError("There are no examples; give at least one.")
     longest = config.context
     for number, example in enumerate(examples, 1):
@@ -131,7 +137,7 @@ def checked(examples: Sequence[Example], task: TrainTask, config: Config, number
     labels = [
         np.asarray(text.ids[1:], np.int64) if own is None else own for text, (_, own) in zip(texts, read, strict=True)
     ]
-    return Checked(texts, labels, numbers)
+    return Checked(texts, labels, share(len(examples)))
 
 
 def as_integers(*numbers: float) -> Tensor:

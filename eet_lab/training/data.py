@@ -43,6 +43,13 @@ def check_batches(rows: object) -> None:
         )
 
 
+def iterable_batches(batches: Iterable[Sequence[Example]]) -> Iterable[Sequence[Example]]:
+    """The same. TrainingError for what holds no batches."""
+    if not isinstance(batches, Iterable):
+        raise TrainingError(f"batches is {told(batches)}, but it must be lists of examples, one for each step.")
+    return batches
+
+
 class Numbered(ABC):
     """Examples by their numbers, from 0.
 

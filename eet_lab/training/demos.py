@@ -24,6 +24,7 @@ from eet_lab.models.tokenizer import Tokenizer
 from eet_lab.models.weights import random_decoder, untrained
 from eet_lab.parts import Parts
 from eet_lab.parts.losses import Head
+from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.threads import cpu_threads
 from eet_lab.training import demo_data
 from eet_lab.training.data import Examples, Masked, Numbered, Rows, read_texts
@@ -116,7 +117,8 @@ class Demo:
     tokenizer: Callable[[], Tokenizer | None] = demo_tokenizer
 
     def in_steps(self, steps: int) -> Demo:
-        """The same in so many steps."""
+        """The same in so many steps. Errors: TrainingError."""
+        check_whole(TrainingError, "steps", steps, 1, MOST)
         warmup = min(self.settings["warmup_steps"], steps)
         return replace(self, steps=steps, settings={**self.settings, "warmup_steps": warmup})
 

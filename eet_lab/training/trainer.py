@@ -40,6 +40,7 @@ from eet_lab.parts.staging import Returned, Staging, sent
 from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
 from eet_lab.training.batch import Checked, Given, Ready, Totals, TrainPass, UpdateInputs, as_integers, checked
+from eet_lab.training.data import iterable_batches
 from eet_lab.training.forward import loss_of
 from eet_lab.training.ranks import ranks
 from eet_lab.training.settings import TrainSettings
@@ -132,7 +133,7 @@ class Trainer:
         A batch is asked for before the step over the one before it is told, and while that one runs: what makes batches
         may not call the trainer. Errors: those of `step`, each in its turn.
         """
-        source = iter(batches)
+        source = iter(iterable_batches(batches))
         failures, coming = list[Exception](), deque[Ready]()
 
         def read() -> None:
@@ -247,7 +248,7 @@ class Trainer:
         """
         self._settle()
         found: dict[Hashable, tuple[int, Given]] = {}
-        for examples in batches:
+        for examples in iterable_batches(batches):
             batch = self._checked(examples)
             for number, each in enumerate(until(cancel, self._passes(batch))):
                 given = self._given(each, batch, self.settings, is_first=number == 0)
@@ -302,7 +303,7 @@ class Trainer:
 
     def _checked(self, examples: Sequence[Example]) -> Checked:
         """What can be learned from, of which this rank has its share. Errors: TrainingError, PromptError."""
-        return checked(examples, self.task, self.config, self.ranks.share(len(examples)))
+        return checked(examples, self.task, self.config, self.ranks.share)
 
     def _passes(self, batch: Checked) -> Iterator[TrainPass]:
         return batch.passes(self.parts.texts, self.settings.batch_tokens)
