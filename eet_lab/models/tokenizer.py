@@ -151,6 +151,11 @@ class Tokenizer:
                 "the model's folder."
             )
 
+    @property
+    def marks(self) -> list[int]:
+        """The tokens that mark the beginning and the end of every text."""
+        return list(self._encode(""))
+
     def encode(self, text: str) -> list[int]:
         return list(self._encode(text)) if text else []
 

@@ -106,10 +106,15 @@ class Sampled(Body):
 
 
 class CompletionBody(Sampled):
-    """A request for /v1/completions."""
+    """A request for /v1/completions.
+
+    `truncate_prompt_tokens` is vLLM's: of a longer prompt its last tokens are read, so many; -1: all that there is room
+    for beside `max_tokens`. Those that mark the beginning of a text stay, and count.
+    """
 
     prompt: Any
     logprobs: int | None = Field(default=None, ge=0, le=5)
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1)
 
     def num_logprobs(self) -> int | None:
         return self.logprobs

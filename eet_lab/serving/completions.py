@@ -18,6 +18,7 @@ from eet_lab.serving.front import SHORT, Front
 from eet_lab.serving.gate import read_body
 from eet_lab.serving.generating import Generating, Step, settings_of
 from eet_lab.serving.response_cache import HIT, Replay, recorded
+from eet_lab.serving.truncation import last_of, most_of
 from eet_lab.words import told
 
 
@@ -28,8 +29,15 @@ async def complete(front: Front, request: Request) -> Response:
     front.check_model(body.model)
 
     async def asked() -> Asked:
-        prompts = [await _encoded(front, prompt) for prompt in token_lists(body.prompt, "prompt")]
-        return Asked(prompts, 16 if body.max_tokens is None else body.max_tokens)
+        given, new_tokens = token_lists(body.prompt, "prompt"), 16 if body.max_tokens is None else body.max_tokens
+        if (most := body.truncate_prompt_tokens) is not None:
+            # Of a max_tokens that leaves no room at all is told with the settings.
+            room, what = front.columns - new_tokens, f"prompt beside {new_tokens:,} new ones"
+            most = most_of(front, most, room, given, what) if room > 0 else 1
+        prompts = [await _encoded(front, prompt) for prompt in given]
+        if most is not None:
+            prompts = [last_of(front, *each, most) for each in zip(given, prompts, strict=True)]
+        return Asked(prompts, new_tokens)
 
     return await _answered(front, request, body, asked, TEXT)
 

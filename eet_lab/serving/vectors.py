@@ -27,6 +27,7 @@ from eet_lab.serving.gate import before, read_body
 from eet_lab.serving.reader import Reading
 from eet_lab.serving.response_cache import HIT
 from eet_lab.serving.service import LocalFront
+from eet_lab.serving.truncation import most_of
 from eet_lab.words import told
 
 MOST_TEXTS = 2048
@@ -110,30 +111,12 @@ async def _texts(front: LocalFront, body: TextsBody) -> Sequence[Readable]:
     try:
         texts = await asyncio.to_thread(as_texts, front.model, given)
         if (most := body.truncate_prompt_tokens) is not None:
-            most = _checked_most(most, front, has_words=any(isinstance(each, str) for each in given))
+            most = most_of(front, most, front.model.config.context, given, "text")
             texts = [_cut(text, most) for text in texts]  # type: ignore[arg-type]  # none is an image
         checked_texts([text.ids for text in texts], front.model.config, cut_by="truncate_prompt_tokens=-1")
     except EETError as error:
         raise of_engine(error, "input") from error
     return texts
-
-
-def _checked_most(most: int, front: LocalFront, has_words: bool) -> int:
-    """The most tokens of a text, of which -1 means the context; ApiError for a number that cannot be, or that leaves
-    nothing of its words.
-    """
-    context, tokenizer = front.model.config.context, front.model.tokenizer
-    if most < 0:
-        return context
-    marks = len(tokenizer.read("")[0]) if has_words and tokenizer is not None else 0
-    if not marks < most <= context:
-        marked = f", of which {marks:,} mark its beginning and end" if marks else ""
-        raise bad(
-            f"truncate_prompt_tokens is {most:,}, but {front.name} reads {marks + 1:,} to {context:,} tokens of a "
-            f"text{marked}. Give one of these numbers, or -1 for the most.",
-            "truncate_prompt_tokens",
-        )
-    return most
 
 
 def _cut(text: Text, most: int) -> Text:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import httpx
 import openai
 import pytest
 
 import eet_lab
+from eet_lab.serving.errors import ApiError
+from eet_lab.serving.truncation import last_of, most_of
 
 from .conftest import PAGED, PROMPT, numbers
 
@@ -34,6 +37,30 @@ def test_max_tokens_ends_a_text(client, demo, greedy):
     assert told.choices[0].finish_reason == "length" and told.usage.completion_tokens == 5
     short = client.completions.create(model="demo", prompt="The", temperature=0, extra_body={"ignore_eos": True})
     assert short.usage.completion_tokens == 16, "as in OpenAI's"
+
+
+def test_the_last_tokens_of_a_long_prompt_are_read_where_a_client_asks_for_it(client, demo):
+    """As in vLLM: so many of each prompt, or all that there is room for beside the new tokens."""
+    ids = (demo.encode(PROMPT) * 300)[:1400]
+    for most, kept, n in ((7, 7, 4), (-1, 1020, 4), (1020, 1020, 4), (-1, 1023, 1)):
+        how = dict(model="demo", max_tokens=n, temperature=0)
+        told = client.completions.create(prompt=[ids, [5]], extra_body={"truncate_prompt_tokens": most}, **how)
+        assert told.usage.prompt_tokens == kept + 1
+        expected = client.completions.create(prompt=ids[-kept:], **how)
+        assert told.choices[0].text == expected.choices[0].text and expected.usage.prompt_tokens == kept
+    with pytest.raises(openai.BadRequestError, match="1,400 tokens"):
+        client.completions.create(prompt=ids, model="demo")
+
+
+def test_what_marks_the_beginning_of_words_stays_where_they_are_cut():
+    card = SimpleNamespace(tokenizer=SimpleNamespace(marks=[1, 2]))  # one at each end
+    front = SimpleNamespace(card=card, name="it")
+    assert last_of(front, "words", [1, 5, 6, 7, 2], 4) == [1, 6, 7, 2]
+    assert last_of(front, [1, 5, 6, 7, 2], [1, 5, 6, 7, 2], 3) == [6, 7, 2], "a list is what it is"
+    assert last_of(front, "words", [1, 5, 2], 1) == [1] and last_of(front, "words", [1, 5, 2], 3) == [1, 5, 2]
+    assert most_of(front, 3, 9, [[4], "words"], "prompt") == 3 and most_of(front, 2, 9, [[4]], "prompt") == 2
+    with pytest.raises(ApiError, match="is 2, but it reads 3 to 9 tokens of a prompt, of which 2 mark"):
+        most_of(front, 2, 9, [[4], "words"], "prompt")
 
 
 def test_a_stream_is_the_same_text_in_pieces(client, greedy):

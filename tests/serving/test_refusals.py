@@ -103,6 +103,13 @@ def checked(answer: httpx.Response, status: int, param: str | None) -> str:
         ({"echo": True}, "echo", "not supported yet"),
         ({"presence_penalty": 0.5}, "presence_penalty", "not supported yet"),
         ({"min_tokens": 5}, "min_tokens", "ignore_eos"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "is 0, but demo reads 1 to 1,008.*16 new ones.*-1"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-2"),
+        ({"truncate_prompt_tokens": True}, "truncate_prompt_tokens", "True"),
+        ({"truncate_prompt_tokens": 1000, "max_tokens": 25}, "truncate_prompt_tokens", "1,000, but.*1 to 999 .*25 new"),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 1024}, "max_tokens", "1,024.*room for 1,023"),
+        ({"truncate_prompt_tokens": 10**4000}, "truncate_prompt_tokens", r"^.{,200}$"),
+        ({"truncate_prompt_tokens": 5, "max_tokens": 10**4000, "prompt": [5] * 1400}, "max_tokens", "room for 1,023"),
     ],
 )
 def test_a_field_that_is_wrong_is_named(post, fields, param, said):
