@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cost_tables import TOY_DECODER, TURBO_2060
@@ -105,6 +107,24 @@ def test_what_was_measured_stands_beside_what_was_simulated() -> None:
     diamonds = [trace for trace in fig.data if trace.name == "No batching, measured"]
     assert [list(trace.marker.symbol) for trace in diamonds] == [["diamond"]]
     assert diamonds[0].y == fig.data[0].y and diamonds[0].marker.color == fig.data[0].line.color
+
+
+def test_what_came_all_at_once_has_no_place_among_loads() -> None:
+    """It is named, and neither axis reaches for it."""
+    policies = by_title([NoBatching(), NaivePadding()])
+    points = sweep(lambda rate: texts(50, rate), policies, TURBO_2060, [50.0])
+    together = replace(texts(900), arrival_ms=np.zeros(900))
+    once = {name: [LoadPoint.of(simulate_traffic(together, each, TURBO_2060))] for name, each in policies.items()}
+    once["No batching"] += points["No batching"]
+    fig = latency_against_load(points, measured=once)
+    alone = latency_against_load(points, measured={"No batching": points["No batching"]})
+    assert all(np.isfinite(x) for trace in fig.data for x in trace.x if x is not None)
+    assert fig.layout.yaxis == alone.layout.yaxis
+    named = [trace.name for trace in fig.data if "at once" in trace.name]
+    assert named == ["No batching, measured all at once: no load", "Naive padding, measured all at once: no load"]
+    assert all(trace.showlegend for trace in fig.data if trace.name in named)
+    assert [len(trace.x) for trace in fig.data if trace.name == "No batching, measured"] == [1]
+    assert latency_against_load({}, measured={"Naive padding": once["Naive padding"]}).data, "nothing has a place"
 
 
 def test_a_policy_ends_where_the_table_does() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from math import isfinite
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -172,18 +173,24 @@ def latency_against_load(
     """Half of the requests are below the dotted line, and all but one in a hundred below the solid one.
 
     A hollow mark is a load that is more than can be served. `measured` are points of the same policies that were
-    measured, as diamonds beside what was simulated. KeyError for a metric that is none of METRICS.
+    measured, as diamonds beside what was simulated; requests that came all at once are no load, so that such a point is
+    named alone. KeyError for a metric that is none of METRICS.
     """
+    placed = {name: [each for each in points if isfinite(each.rate)] for name, points in measured.items()}
     fig = theme.figure(title, height=430, legend=theme.LEGEND_BELOW, hovermode="closest")
     known = list(dict.fromkeys([*simulated, *measured]))
     for name, color in zip(known, cycle(POLICY_COLORS), strict=False):
         for level, dash, width in (("p99", "solid", 2.2), ("p50", "dot", 1.4)):
             points = _points(simulated.get(name, ()), name, metric, level, color)
             fig.add_scatter(**points, mode="lines+markers", line={"color": color, "width": width, "dash": dash})
-        points = _points(measured.get(name, ()), f"{name}, measured", metric, "p99", color, "diamond", 11)
+        points = _points(placed.get(name, ()), f"{name}, measured", metric, "p99", color, "diamond", 11)
         fig.add_scatter(**points, mode="markers")
-    times = [point.times[metric] for of in (simulated, measured) for each in of.values() for point in each]
-    found = [each[level] for each in times for level in ("p50", "p99")]
+        if len(placed.get(name, ())) < len(measured.get(name, ())):
+            marker = {"size": 11, "color": color, "symbol": "diamond-open"}
+            told = f"{name}, measured all at once: no load"
+            fig.add_scatter(x=[None], y=[None], name=told, mode="markers", marker=marker, showlegend=True)
+    times = [point.times[metric] for of in (simulated, placed) for each in of.values() for point in each]
+    found = [each[level] for each in times for level in ("p50", "p99")] or [1.0]
     low, high = 0.8 * min(found), 1.3 * max(found)
     fig.update_yaxes(theme.axis(low, high, f"{METRICS[metric]}, ms", log=theme.is_far(found)))
     return fig.update_xaxes(title="requests that come a second", rangemode="tozero", tickformat=theme.DIGITS)

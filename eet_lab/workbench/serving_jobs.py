@@ -39,7 +39,7 @@ class Asked:
     """Traffic and policies. `rate` requests come a second, `cv` is their burstiness; None: what suits the table.
 
     `lengths` and `new_tokens` are what `read_lengths` reads, `policies` what `parse_policy` reads. `trace` is a file of
-    requests, whose own times, lengths and answers count in place of all that is drawn; it is read once.
+    requests, whose own times, lengths and answers count in place of all that is drawn. Files are read once.
     """
 
     policies: tuple[str, ...]
@@ -56,11 +56,19 @@ class Asked:
         """The requests of the trace; None without one. TrafficError."""
         return read_trace(self.trace) if self.trace else None
 
+    @cached_property
+    def _read(self) -> dict[tuple[str, int], Lengths]:
+        return {}
+
     def drawn(self, table: CostTable) -> tuple[Lengths, Lengths]:
         """Where lengths and answers are drawn from; an encoder answers nothing. TrafficError."""
-        usual = usual_lengths(table)
-        answers = (self.new_tokens or usual) if table.kind == "decoder" else "1"
-        return read_lengths(self.lengths or usual, table.most_length), read_lengths(answers, table.most_length)
+        usual, most = usual_lengths(table), table.most_length
+        words = self.lengths or usual, (self.new_tokens or usual) if table.kind == "decoder" else "1"
+        for each in words:
+            if (each, most) not in self._read:
+                self._read[each, most] = read_lengths(each, most)
+        lengths, answers = (self._read[each, most] for each in words)
+        return lengths, answers
 
     def rate_on(self, table: CostTable) -> float:
         """The rate; where none is given, nine tenths of what can be served one by one, in two digits. TrafficError."""

@@ -55,6 +55,17 @@ def test_what_is_chosen_is_simulated_and_kept(view: ServingView) -> None:
     assert len(view.figures["loads"].data[0].x) == len(LOADS)
 
 
+def test_a_file_of_lengths_is_read_once(tmp_path: Path) -> None:
+    """The title tells of what was simulated, though the file is another by then, or gone."""
+    path = tmp_path / "day.txt"
+    path.write_text("7 7 7")
+    asked = Asked(("no_batching",), rate=10.0, lengths=str(path), requests=3)
+    assert asked.traffic(TURBO_2060).lengths.tolist() == [7, 7, 7]
+    path.unlink()
+    assert "lengths day.txt" in asked.in_words(TURBO_2060)
+    assert asked.traffic(TURBO_2060, 2.0).lengths.tolist() == [7, 7, 7]
+
+
 def test_a_trace_takes_the_place_of_what_is_drawn(view: ServingView, tmp_path: Path) -> None:
     (tmp_path / "day.csv").write_text("time,length\n0,5\n0.05,100\n0.2,20\n")
     (tmp_path / "wrong.csv").write_text("0,5\n-1,5\n")
