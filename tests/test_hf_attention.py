@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import re
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +14,13 @@ from conftest import make_gpt2
 
 import eet_lab
 from eet_lab.errors import ModelError
+from eet_lab.models import hf_attention
+from eet_lab.ops import attention as reference
+from eet_lab.ops import cuda
 
 IDS = dict(bos_token_id=1, eos_token_id=None, pad_token_id=0, vocab_size=97)
 SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+MOBILE = dict(embedding_size=16, true_hidden_size=32, intra_bottleneck_size=32)
 WINDOWED = dict(num_hidden_layers=3, local_attention=4, bos_token_id=1, eos_token_id=2)
 GROUPED = SIZES | dict(num_key_value_heads=2, max_position_embeddings=128)
 DECODERS = {
@@ -29,6 +36,9 @@ ENCODERS = {
     "bert": lambda: hf.BertModel(hf.BertConfig(**SIZES, vocab_size=97)),
     "distilbert": lambda: hf.DistilBertModel(
         hf.DistilBertConfig(dim=32, n_layers=2, n_heads=4, hidden_dim=48, vocab_size=97)
+    ),
+    "mobilebert": lambda: hf.MobileBertModel(  # given queries, keys and values apart, all of one text
+        hf.MobileBertConfig(**(SIZES | MOBILE), vocab_size=97)
     ),
     "modernbert": lambda: hf.ModernBertModel(  # its windows are one wider where it tells them to attention
         hf.ModernBertConfig(**(SIZES | WINDOWED), vocab_size=97, pad_token_id=0, cls_token_id=1, sep_token_id=2)
@@ -172,6 +182,71 @@ def test_a_model_that_asks_for_no_mask_is_refused():
         hf.AttentionInterface()["eet"](torch.nn.Linear(1, 1), x, x, x, None)
 
 
+OWN = {
+    "gptj": ("GPTJAttention", hf.GPTJForCausalLM, dict(n_embd=32, n_layer=2, n_head=4, rotary_dim=8)),
+    "falcon": ("FalconAttention", hf.FalconForCausalLM, SIZES),
+    "bloom": ("BloomAttention", hf.BloomForCausalLM, dict(hidden_size=32, n_layer=2, n_head=4)),
+    "mpnet": ("MPNetSelfAttention", hf.MPNetModel, SIZES),
+}
+"""Models that ask for a mask and then attend by themselves: one row's mask [1,K], added to scores, hides nothing."""
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_attention_of_a_models_own_never_reads_the_mask(name):
+    module, kind, sizes = OWN[name]
+    if hf.__version__ < "5":
+        pytest.skip("this transformers makes such models' masks in another way")
+    model = kind(kind.config_class(**sizes, **IDS)).eval()
+    ids = torch.randint(2, 97, (1, 7))
+    model.config._attn_implementation = "eet"  # as `from_pretrained` does; `set_attn_implementation` would warn
+    with pytest.raises(ModelError, match=f"{module} of transformers .* attends by itself.* Leave attn_implementation "):
+        model(input_ids=ids, attention_mask=torch.ones_like(ids))
+
+
+def test_a_mask_goes_to_another_device_with_its_bounds():
+    mask = hf_attention.real_tokens(2, kv_length=3, attention_mask=torch.tensor([[0, 1, 1], [1, 1, 1]]))
+    for moved in (mask.to("meta"), mask.detach(), mask.contiguous(), copy.copy(mask)):
+        assert moved.bounds == mask.bounds == ([1, 0], [3, 3]) and moved.sight is None and moved.shape == (2, 3)
+
+
+class OfOneText(torch.nn.Module):
+    def forward(self, hidden_states, attention_mask): ...
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"module": hf.models.bart.modeling_bart.BartAttention}, "BartAttention takes .* it may look at another text"),
+        ({"window": 4}, "a window of tokens that see what comes after them"),
+        ({"shape": (1, 2, 3, 12)}, "heads of a multiple of 8, at most 256, and these have 12"),
+        ({"dtype": torch.float64}, "do not take torch.float64"),
+        ({"stride": (72, 36, 12, 1)}, r"lie apart by \(72, 36, 12, 1\)"),
+        ({"missing": "nvcc is missing"}, "nvcc is missing"),
+        ({}, None),
+    ],
+)
+def test_what_kernels_do_not_take_on_a_gpu_is_told_once(change, says, monkeypatch):
+    monkeypatch.setattr(hf_attention, "_is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(hf_attention.native, "available", lambda device: change.get("missing"))
+    monkeypatch.setattr(hf_attention, "_by_kernel", lambda *given: "by kernel")
+    hf_attention._warn.cache_clear()
+    kind = change.get("module", OfOneText)
+    module = kind.__new__(kind)
+    torch.nn.Module.__init__(module)
+    x = torch.ones(change.get("shape", (1, 2, 3, 8)), dtype=change.get("dtype", torch.float32))
+    keys = x.new_ones(72).as_strided(x.shape, change.get("stride", x.stride()))
+    mask = hf_attention.real_tokens(1, kv_length=3)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        how = {"is_causal": False, "sliding_window": change.get("window")}
+        out = [hf_attention.attention(module, x, keys, keys, mask, **how)[0] for _ in range(2)]
+        assert hf_attention.attention(module, x.requires_grad_(), keys, keys, mask, **how)[0].shape[1] == 3
+    if says is None:
+        assert out == ["by kernel"] * 2 and not found
+    else:
+        assert len(found) == 1 and re.search(says, str(found[0].message)) and torch.equal(*out)
+
+
 def test_gradients_are_those_of_sdpa():
     model, (ids, mask) = shaken(DECODERS["llama"]), padded("right")
     labels = ids.masked_fill(mask == 0, -100)
@@ -203,13 +278,9 @@ def test_what_it_cannot_do_is_told_with_a_remedy():
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen3", "bert", "distilbert"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen3", "bert", "distilbert", "mobilebert"])
 def test_kernels_are_handed_what_the_op_wants(family, side, monkeypatch):
     """The kernels' reference in their place. A kernel reads a tensor number by number from its first."""
-    from eet_lab.models import hf_attention
-    from eet_lab.ops import attention as reference
-    from eet_lab.ops import cuda
-
     unfit = cuda.attention.unfit
 
     def attention(qkv, cache, step, spec, *, empty):
@@ -217,8 +288,10 @@ def test_kernels_are_handed_what_the_op_wants(family, side, monkeypatch):
         assert all(x.is_contiguous() for x in (qkv, *step) if isinstance(x, torch.Tensor))
         return reference.attention(qkv, cache, step, spec, empty=empty)
 
+    attention.unfit = unfit
     monkeypatch.setattr(hf_attention.cuda, "attention", attention)
-    monkeypatch.setattr(hf_attention, "_kernels_take", lambda *tensors: True)
+    monkeypatch.setattr(hf_attention, "_is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(hf_attention.native, "available", lambda device: None)
     monkeypatch.setattr(hf_attention, "_by_torch", None)
     test_states_of_real_tokens_are_those_of_sdpa(family, side)
     if side == "left" and family in DECODERS:

@@ -8,10 +8,13 @@ name is registered with `AttentionMaskInterface`: without it, transformers passe
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
 from inspect import Parameter, signature
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +23,22 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from eet_lab.errors import ModelError
 from eet_lab.ops import cuda, native
+from eet_lab.ops.cuda.launching import DTYPES
 from eet_lab.ops.types import Batch, Keys, Spec, fresh
 
 OF_ONE_TEXT = {"self", "hidden_states", "attention_mask", "head_mask", "position_embeddings", "position_ids"}
 OF_ONE_TEXT |= {"past_key_values", "past_key_value", "layer_past", "use_cache", "cache_position", "output_attentions"}
 OF_ONE_TEXT |= {"cu_seqlens", "max_seqlen"}
 """What a module may ask for that has no room for another text: keys are made of what queries are made of."""
+GIVEN_APART = {"MobileBertSelfAttention.forward"}
+"""What modules of transformers run that are given queries, keys and values apart, all of one text."""
+READS = {"__get__", "__set__", "__repr__", "__len__", "dim", "size", "stride", "numel", "__getitem__", "view", "bool"}
+MOVES = {"to", "cuda", "cpu", "detach", "clone", "contiguous"}
+"""What may be done with a mask: look at it, as transformers does where `generate` made it before, and take it along
+from device to device.
+"""
+WRAPPERS = {"torch._tensor", "torch.overrides", "torch.functional", "torch.nn.functional"}
+"""Where PyTorch has functions in Python that others call."""
 REMEDY = "Use attn_implementation='sdpa' for this model."
 
 
@@ -37,9 +50,11 @@ def register_attention(name: str = "eet") -> None:
 
     Two numbers bound the keys of a row, so pads (left or right) are neither read nor computed with; a pad's own output
     tells nothing. Causal, sliding-window, bidirectional and cross attention, with and without a cache. On a GPU, passes
-    in inference take our kernels, but for what may be cross attention and windows that are not causal; all others take
-    PyTorch's attention over each row's own keys, which can be differentiated.
-    Errors, when the model runs: ModelError for masks that two numbers cannot say, dropout, and attention weights.
+    in inference take our kernels; what these do not take, such as cross attention and windows that are not causal, is
+    warned of once for each kind of module, and takes PyTorch's attention over each row's own keys, as training does.
+    Errors, when the model runs: ModelError for masks that two numbers cannot say, dropout, attention weights, and
+    models that ask for a mask but attend by themselves, such as GPT-J. Of those that ask for none, such as DeBERTa,
+    nothing is known here: transformers takes any name for them, and they stay as they are.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
@@ -65,8 +80,40 @@ class Sight(NamedTuple):
 class RealTokens(Tensor):
     """transformers' mask [B,K] as it came, True for real tokens. It brings the host's numbers: read once a pass."""
 
-    bounds: Bounds
-    sight: Sight | None  # None: as the module tells
+    bounds: Bounds | None = None  # None: of a part of a mask
+    sight: Sight | None = None  # None: as the module tells
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """ModelError where a module computes with it: added to scores it would hide nothing, without a word."""
+        name = getattr(func, "__name__", "")
+        if name not in READS | MOVES and (module := _computing()):
+            raise ModelError(
+                f"{_named(module)} attends by itself ({name} of its mask), and not through AttentionInterface. Leave "
+                "attn_implementation out for this model."
+            )
+        found = super().__torch_function__(func, types, args, kwargs or {})
+        if name in MOVES:
+            found.bounds, found.sight = args[0].bounds, args[0].sight
+        return found
+
+
+def _named(module: torch.nn.Module) -> str:
+    return f"{type(module).__name__} of transformers {version('transformers')}"
+
+
+def _computing() -> torch.nn.Module | None:
+    """The module that calls a function of PyTorch now, or None where PyTorch itself does, as its compiler may."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") in WRAPPERS:
+        frame = frame.f_back
+    if frame is not None and str(frame.f_globals.get("__name__")).startswith("torch."):
+        return None
+    while frame is not None:
+        if isinstance(found := frame.f_locals.get("self"), torch.nn.Module):
+            return found
+        frame = frame.f_back
+    return None
 
 
 def real_tokens(
@@ -88,7 +135,8 @@ def real_tokens(
         raise ModelError(f"This model hides keys by {name}, which a first and a last key do not say. {REMEDY}")
     if attention_mask is None:
         attention_mask = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
-    real = attention_mask[:, -kv_length:].bool()
+    with torch._C.DisableTorchFunctionSubclass():  # `generate` may have made it before
+        real = attention_mask.as_subclass(Tensor)[:, -kv_length:].bool()
     changes = pad(real, (1, 1)).int().diff()  # 1 where real tokens begin, -1 behind them
     begin, end = changes.argmax(-1), changes.argmin(-1)
     *bounds, parts = torch.stack((begin, end, (changes > 0).sum(-1))).tolist()  # the pass's only copy to the host
@@ -118,8 +166,8 @@ def attention(
     """What transformers calls: query [B,H,Q,D], key and value [B,G,K,D] -> [B,Q,H,D], and no attention weights."""
     for reason in _refused(dropout, others):
         raise ModelError(f"eet attention takes no {reason}. {REMEDY}")
-    if not isinstance(attention_mask, RealTokens):
-        asker = f"{type(module).__name__} of transformers {version('transformers')}"
+    if not isinstance(attention_mask, RealTokens) or attention_mask.bounds is None:
+        asker = _named(module)
         if attention_mask is not None:
             raise ModelError(
                 f"{asker} was given a mask of its own {list(attention_mask.shape)}; give attention_mask as real tokens "
@@ -136,8 +184,12 @@ def attention(
     key, value = key[:, :, :held], value[:, :, :held]  # a static cache is longer than its tokens
     spec = Spec(query.shape[1], key.shape[1], key.shape[3], is_causal, sliding_window, scaling)
     is_cross = not is_causal and _is_cross(module, query.shape[2], held, sliding_window)
-    if not is_cross and _kernels_take(query, key, value, spec):
-        return _by_kernel(query, key, value, keys, spec), None
+    is_trained = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    if _is_on_gpu(query) and not is_trained:
+        why = "it may look at another text" if is_cross else _beyond_kernels(query, key, value, spec)
+        if why is None:
+            return _by_kernel(query, key, value, keys, spec), None
+        _warn(type(module).__name__, why)
     return _by_torch(query, key, value, keys, spec, is_cross), None
 
 
@@ -155,6 +207,8 @@ def _is_cross(module: torch.nn.Module, num_queries: int, num_keys: int, window: 
 @cache
 def _may_cross(forward: Callable) -> bool:
     """Whether a module's `forward` asks for anything that keys of another text may come from, by whichever name."""
+    if forward.__qualname__ in GIVEN_APART and forward.__module__.startswith("transformers."):
+        return False
     asked = signature(forward).parameters.values()
     return any(each.name not in OF_ONE_TEXT and each.kind != Parameter.VAR_KEYWORD for each in asked)
 
@@ -201,15 +255,35 @@ def _by_torch(query: Tensor, key: Tensor, value: Tensor, keys: Bounds, spec: Spe
     return out
 
 
-def _kernels_take(query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> bool:
-    """By what the kernels declare that they need; they write the newest keys where these already stand."""
-    if not spec.causal and (spec.window is not None or query.shape[2] != key.shape[2]):
-        return False
-    if not query.is_cuda or (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))):
-        return False
-    D = query.shape[-1]
-    laid_out = key.stride() == value.stride() and key.stride(3) == 1 and not any(s % 8 for s in key.stride()[:3])
-    return laid_out and D % 8 == 0 and value.shape[-1] == D <= 256 and native.available(query.device) is None
+def _is_on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
+
+
+def _beyond_kernels(query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> str | None:
+    """Why kernels do not take a pass, by what they declare, or None; the newest keys are written where they stand."""
+    if why := cuda.attention.unfit(_Asked(spec)):  # type: ignore[attr-defined]
+        return why
+    if query.dtype not in DTYPES or value.shape != key.shape:
+        return f"the kernels do not take {query.dtype} with keys {list(key.shape)} and values {list(value.shape)}"
+    if key.stride() != value.stride() or key.stride(3) != 1 or any(stride % 8 for stride in key.stride()[:3]):
+        return f"the kernels do not take keys and values that lie apart by {key.stride()} and {value.stride()} numbers"
+    return native.available(query.device)
+
+
+class _Asked(NamedTuple):
+    """What kernels are asked of a model whose attention alone is known."""
+
+    spec: Spec
+
+
+@cache
+def _warn(module: str, why: str) -> None:
+    """Once for each kind of module: a pass on a GPU that is not our kernels'."""
+    warnings.warn(
+        f"attn_implementation='eet': {module} takes PyTorch's attention over each row's own keys instead of a kernel, "
+        f"since {why}. The numbers are the same.",
+        stacklevel=3,
+    )
 
 
 def _by_kernel(query: Tensor, key: Tensor, value: Tensor, keys: Bounds, spec: Spec) -> Tensor:
