@@ -5,13 +5,13 @@ Whoever writes one writes it in a cell, so each error names what is wrong and wh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eet_lab.devices import kind_of
 from eet_lab.errors import BrokenTechnique, RecipeError, did_you_mean, first_line
 from eet_lab.parts import Parts, misfit
+from eet_lab.scheduling.whole import is_real
 
 NUMERICS = ("exact", "reordered", "lossy")
 STAGES = {"generate": "decoders", "encode": "encoders", "seq2seq": "encoder-decoders", "train": "training"}
@@ -39,7 +39,7 @@ def check_definition(technique: Any, known: Mapping[str, Any]) -> None:
     if technique.numerics not in NUMERICS:
         raise RecipeError(f"{who}.numerics is {technique.numerics!r}, but it must be one of {', '.join(NUMERICS)}.")
     bound = technique.tolerance
-    if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not 0 <= bound < math.inf:
+    if not is_real(bound) or bound < 0:
         raise RecipeError(
             f"{who}.tolerance is {bound!r}, but it must be a number from 0 on: how far the logits of a lossy technique "
             "may be off, as a share of the largest."

@@ -13,9 +13,11 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = (
     (
         "eet_lab.codec",
+        "eet_lab.collector",
         "eet_lab.devices",
         "eet_lab.errors",
         "eet_lab.files",
+        "eet_lab.imports",
         "eet_lab.knobs",
         "eet_lab.limits",
         "eet_lab.naming",

@@ -23,6 +23,8 @@ from eet_lab.parts import Parts
 from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 
 Model = TypeVar("Model", Decoder, AnyEncoder)
+FOR_OTHERS = ("weights", "layers", "cross_kv", "train_ops", "loss", "optimizer", "step_launch")
+"""Slots that decoders and training alone read: elsewhere, parts that change these alone would be on and do nothing."""
 
 
 class BaseEngine(Generic[Model]):

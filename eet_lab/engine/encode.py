@@ -14,7 +14,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from eet_lab.engine.base import BaseEngine, check_model, check_parts
+from eet_lab.engine.base import FOR_OTHERS, BaseEngine, check_model, check_parts
 from eet_lab.engine.captured_passes import CapturedPasses, pass_name
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.in_flight import Arriving, InFlight, Run
@@ -36,8 +36,6 @@ from eet_lab.progress import Cancel, Progress
 from eet_lab.words import told
 
 REMEDY = f"Use a smaller batch_tokens, fewer texts at a time (batch_size), a smaller model, or half precision. {OTHERS}"
-UNREAD = ("weights", "layers", "cross_kv", "train_ops", "loss", "optimizer", "step_launch")
-"""Slots that an encoder does not read: parts that change them alone would be on and do nothing."""
 AHEAD = 64
 """Groups of texts whose passes are planned together, before the first of them is run."""
 MOST_IN_FLIGHT = 2
@@ -332,7 +330,7 @@ def _readable_texts(texts: Sequence[Text], config: EncoderConfig, truncate: bool
 
 def _check_read(parts: Parts, model: AnyEncoder) -> None:
     """RecipeError for parts that would be on and do nothing."""
-    names = unread(parts, UNREAD) + ["schedule"] * (parts.schedule.max_rows is not None)
+    names = unread(parts, FOR_OTHERS) + ["schedule"] * (parts.schedule.max_rows is not None)
     if parts.is_captured and isinstance(model, VisionEncoder):
         raise RecipeError("These parts capture passes of texts, and this encoder reads images. Leave cuda_graphs out.")
     if unread(parts, ["launch"]) and not hasattr(parts.launch, "tokens"):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from eet_lab.engine.base import check_model, check_parts
+from eet_lab.engine.base import FOR_OTHERS, check_model, check_parts
 from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.exclusive import exclusive
@@ -43,8 +43,6 @@ from eet_lab.parts.staging import Staging, sent
 from eet_lab.parts.trace import Trace, TracedPass, bounding
 from eet_lab.progress import Cancel
 
-UNREAD = ("weights", "layers", "cross_kv", "train_ops", "loss", "optimizer", "step_launch")
-"""Slots that this engine does not read: parts that change them would be on and do nothing."""
 REMEDY = f"Use fewer or shorter sources at a time, fewer new tokens, a smaller model, or half precision. {OTHERS}"
 ALONE = "An encoder-decoder answers batches that begin together, with `generate`. Use a decoder for this."
 
@@ -259,7 +257,9 @@ def _allowed(model: Seq2Seq) -> Task:
 def _check_read(parts: Parts) -> None:
     """RecipeError for parts that would be on and do nothing, or serve other workloads."""
     names = (
-        unread(parts, UNREAD) + ["schedule"] * (parts.schedule.max_rows is not None) + ["launch"] * parts.is_captured
+        unread(parts, FOR_OTHERS)
+        + ["schedule"] * (parts.schedule.max_rows is not None)
+        + ["launch"] * parts.is_captured
     )
     if names:
         raise RecipeError(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import marshal
-import math
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from eet_lab.errors import PromptError, did_you_mean
-from eet_lab.scheduling.whole import MOST_SEED
+from eet_lab.scheduling.whole import MOST, MOST_SEED, is_real, is_whole
 from eet_lab.words import counted, told
 
 if TYPE_CHECKING:  # a server's front has settings, and no torch
@@ -22,8 +20,6 @@ if TYPE_CHECKING:  # a server's front has settings, and no torch
     from eet_lab.models.config import Config
     from eet_lab.ops.types import Choice, Sampling
 
-MOST = 2**31 - 1
-"""The most tokens: kernels count them in ints."""
 MOST_LOGPROBS = 20
 """The most tokens that are told beside a chosen one: OpenAI's limit for chats, and vLLM's default."""
 COLDEST = 1e-4
@@ -52,16 +48,16 @@ class Settings:
 
     def __post_init__(self) -> None:
         limits = {
-            "max_new_tokens": (_whole(self.max_new_tokens, 1, MOST), f"a whole number from 1 to {MOST:,}"),
+            "max_new_tokens": (is_whole(self.max_new_tokens, 1, MOST), f"a whole number from 1 to {MOST:,}"),
             "temperature": (
-                _real(self.temperature) and (self.temperature == 0 or self.temperature >= COLDEST),
+                is_real(self.temperature) and (self.temperature == 0 or self.temperature >= COLDEST),
                 f"0 (greedy) or a finite number of at least {COLDEST}",
             ),
-            "top_k": (_whole(self.top_k, 0, MOST), f"0 (no limit) or a whole number up to {MOST:,}"),
-            "top_p": (_real(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1 (no limit)"),
-            "seed": (_whole(self.seed, 0, MOST_SEED), f"a whole number from 0 to {MOST_SEED:,}"),
+            "top_k": (is_whole(self.top_k, 0, MOST), f"0 (no limit) or a whole number up to {MOST:,}"),
+            "top_p": (is_real(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1 (no limit)"),
+            "seed": (is_whole(self.seed, 0, MOST_SEED), f"a whole number from 0 to {MOST_SEED:,}"),
             "logprobs": (
-                self.logprobs is None or _whole(self.logprobs, 0, MOST_LOGPROBS),
+                self.logprobs is None or is_whole(self.logprobs, 0, MOST_LOGPROBS),
                 f"None (not wanted) or a whole number from 0 to {MOST_LOGPROBS}",
             ),
         }
@@ -69,10 +65,10 @@ class Settings:
             if not fine:
                 raise PromptError(f"{name} is {told(getattr(self, name))}, but it must be {limit}.")
         if not isinstance(self.stop, Iterable):
-            some = f"({told(self.stop)},)" if _whole(self.stop, 0) else "() for none"
+            some = f"({told(self.stop)},)" if is_whole(self.stop, 0) else "() for none"
             raise PromptError(f"stop is {told(self.stop)}, but it must be token ids in a tuple: {some}.")
         object.__setattr__(self, "stop", tuple(self.stop))
-        if bad := [token for token in self.stop if not _whole(token, 0, MOST)]:
+        if bad := [token for token in self.stop if not is_whole(token, 0, MOST)]:
             raise PromptError(f"stop holds {told(bad[0])}, but stop tokens are token ids: whole numbers from 0.")
 
     @classmethod
@@ -242,7 +238,7 @@ def _listed(value: object) -> str:
 def checked_columns(num_rows: int, prompt_tokens: int, max_new_tokens: int, config: Config) -> int:
     """The columns of a batch of `num_rows` prompts, each of `prompt_tokens`; PromptError for one that cannot run."""
     for name, value in (("num_rows", num_rows), ("prompt_tokens", prompt_tokens)):
-        if not _whole(value, 1):
+        if not is_whole(value, 1):
             raise PromptError(f"{name} is {told(value)}, but it must be a whole number from 1 on.")
     columns = prompt_tokens + max_new_tokens
     if columns > config.context:
@@ -279,20 +275,10 @@ def checked_texts(
 
 def checked_bytes(name: str, value: int | None) -> None:
     """PromptError for what is no number of bytes; None is fine."""
-    if value is not None and not _whole(value, 0):
+    if value is not None and not is_whole(value, 0):
         raise PromptError(f"{name} is {told(value)}, but it must be a whole number of bytes from 0 on, or None.")
 
 
 def remedy(room: int) -> str:
     """What to do about a prompt that leaves room for so many new tokens."""
     return f"Ask for at most {room} new tokens, or shorten it." if room > 0 else "Shorten the prompt."
-
-
-def _whole(value: object, least: int, most: float = math.inf) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _real(value: object) -> bool:
-    """A finite number; also of ints that no float holds, which `math.isfinite` does not take."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and -sys.float_info.max <= value <= sys.float_info.max  # type: ignore[operator]

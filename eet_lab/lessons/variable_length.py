@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 import torch
 
 from eet_lab.bench import caching_allocator
+from eet_lab.bench.caching_allocator import SWEEP
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
@@ -127,9 +128,6 @@ def trade_off(found: dict[str, Replay]) -> go.Figure:
     fig.update_layout(legend={"x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top", "orientation": "v"})
     fig.update_xaxes(title="driver calls in all (allocations and frees)", rangemode="tozero")
     return fig.update_yaxes(title="held on average (MiB)", rangemode="tozero")
-
-
-SWEEP = tuple(range(32, 1025, 32))
 
 
 def releases() -> Shown:

@@ -16,7 +16,7 @@ from eet_lab.codec import Date, Ms, Name
 from eet_lab.errors import CostError
 from eet_lab.scheduling.grid import Axis, Grid
 from eet_lab.scheduling.request import Row
-from eet_lab.scheduling.whole import check_whole
+from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.words import visible
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MOST_AHEAD = 64
 
-Nodes = Annotated[tuple[Annotated[int, Meta(ge=0, le=2**31 - 1)], ...], Meta(min_length=1, max_length=10_000)]
+Nodes = Annotated[tuple[Annotated[int, Meta(ge=0, le=MOST)], ...], Meta(min_length=1, max_length=10_000)]
 Times = Annotated[tuple[Ms, ...], Meta(max_length=10_000)]
 Times2 = Annotated[tuple[Times, ...], Meta(max_length=10_000)]
 Times3 = Annotated[tuple[Times2, ...], Meta(max_length=10_000)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from eet_lab.errors import TrafficError
 from eet_lab.files import regular_content
-from eet_lab.scheduling.whole import MOST, check_whole
+from eet_lab.scheduling.whole import MOST, check_whole, is_real
 from eet_lab.words import brief, plain, told, visible
 
 FIRST_TOKEN = 5
@@ -212,5 +212,5 @@ def _lengths_of(path: Path) -> Sequence[int]:
 
 
 def _check_real(name: str, value: object, low: float, high: float, what: str = "") -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+    if not is_real(value) or not low <= value <= high:
         raise TrafficError(f"{name} is {told(value)}, but it must be from {plain(low)} to {plain(high, 10)}{what}.")

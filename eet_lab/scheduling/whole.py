@@ -1,6 +1,10 @@
-"""Whole numbers that come from a user."""
+"""Numbers that come from a user: is a value one, and within its limits?"""
 
 from __future__ import annotations
+
+import math
+import sys
+from typing import TypeGuard
 
 from eet_lab.words import told
 
@@ -10,9 +14,20 @@ MOST_SEED = 2**62 - 1
 """The largest seed, of draws and of weights."""
 
 
+def is_whole(value: object, least: float = -math.inf, most: float = math.inf) -> TypeGuard[int]:
+    """A whole number from `least` to `most`; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_real(value: object) -> TypeGuard[float]:
+    """A finite number that a float holds: `math.isfinite` raises for larger ones."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and -sys.float_info.max <= value <= sys.float_info.max  # type: ignore[operator]
+
+
 def check_whole(error: type[Exception], name: str, value: object, least: int, most: int, otherwise: str = "") -> None:
     """Raise `error`, with value and limits, for what is no whole number from `least` to `most`."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+    if not is_whole(value, least, most):
         raise error(f"{name} is {told(value)}, but it must be a whole number from {least} to {most:,}{otherwise}.")
 
 

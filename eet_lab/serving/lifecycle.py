@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from eet_lab.collector import freeze_heap
 from eet_lab.errors import SetupError
+from eet_lab.scheduling.whole import is_whole
 from eet_lab.words import told
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Lifecycle(ABC):
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that takes connections; port 0 is any that is free. Errors: SetupError."""
-    if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= LAST_PORT:
+    if not is_whole(port, 0, LAST_PORT):
         raise SetupError(f"port is {told(port)}, but it must be a whole number from 0 (any free one) to {LAST_PORT:,}.")
     try:
         [family, *_, address] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

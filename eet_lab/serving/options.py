@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from eet_lab.errors import ScheduleError, SetupError, did_you_mean
 from eet_lab.scheduling.policies import parse_policy
-from eet_lab.scheduling.whole import MOST, check_whole
+from eet_lab.scheduling.whole import MOST, check_whole, is_real
 from eet_lab.words import MiB, told
 
 
@@ -59,8 +58,7 @@ class Options:
             check_whole(SetupError, "max_model_len", self.max_model_len, 2, MOST)
         for name in ("header_s", "body_s", "request_s", "drain_s"):
             value = getattr(self, name)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-            if not is_number or not 0 < value <= LONGEST_S:
+            if not is_real(value) or not 0 < value <= LONGEST_S:
                 raise SetupError(f"{name} is {told(value)}, but it must be seconds above 0, at most {LONGEST_S:,}.")
         for name in ("api_key", "served_model_name"):
             value = getattr(self, name)

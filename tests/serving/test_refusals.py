@@ -279,6 +279,7 @@ def test_a_key_is_asked_for(demo):
         ({"max_queued_requests": 0}, "max_queued_requests is 0"),
         ({"max_queued": 1}, "Did you mean 'max_queued_"),
         ({"drain_s": float("nan")}, "drain_s is nan"),
+        ({"drain_s": 10**400}, "drain_s is 1000.*, but it must be seconds above 0"),
         ({"request_s": -1}, "request_s is -1"),
         ({"api_key": ""}, "api_key is ''"),
         ({"pool": "max"}, "pool is 'max'"),

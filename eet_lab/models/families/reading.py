@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 from eet_lab.errors import ModelError, did_you_mean
 from eet_lab.models.config import Seq2SeqConfig
+from eet_lab.scheduling.whole import is_real, is_whole
 
 Settings = Mapping[str, Any]
 
@@ -29,7 +29,7 @@ def size(settings: Settings, name: str, needed: Sequence[str], default: int | No
     """A whole number of at least 1; `needed` are all names that such a config must have."""
     value = settings.get(name)
     value = default if value is None else value
-    if not _is_whole(value) or value < 1:
+    if not is_whole(value, 1):
         raise ModelError(
             f"{name} is {value!r} in the checkpoint's config, but it must be a whole number of at least 1; "
             f"{_title(settings)} needs {', '.join(needed[:-1])} and {needed[-1]}."
@@ -51,7 +51,7 @@ def heads(settings: Settings, hidden_name: str, heads_name: str, needed: Sequenc
 def number(settings: Settings, name: str, usual: float) -> float:
     """A positive number; `usual` where there is none."""
     value = settings.get(name, usual)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
+    if not is_real(value) or value <= 0:
         raise ModelError(f"{name} is {value!r}, but it must be a positive number; {_title(settings)}'s is {usual}.")
     return float(value)
 
@@ -135,7 +135,7 @@ def token_id(settings: Settings, name: str) -> int | None:
     """A token id, if the config has one; some checkpoints give a list of them."""
     value = settings.get(name)
     value = value[0] if isinstance(value, (list, tuple)) and value else value
-    if value is not None and (not _is_whole(value) or value < 0):
+    if value is not None and not is_whole(value, 0):
         raise ModelError(f"{name} is {value!r} in the checkpoint's config, but token ids are whole numbers from 0.")
     return value
 
@@ -151,7 +151,3 @@ def _title(settings: Settings) -> str:
     from eet_lab.models.families import TITLES
 
     return TITLES[settings["model_type"]]
-
-
-def _is_whole(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -11,7 +10,7 @@ from concurrent.futures import Future, wait
 from eet_lab.errors import TrafficError
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.traffic import Traffic
-from eet_lab.scheduling.whole import check_whole
+from eet_lab.scheduling.whole import check_whole, is_real
 from eet_lab.serving.load.apart import run_apart
 from eet_lab.serving.load.open_loop import Job, OpenLoop
 from eet_lab.serving.load.result import Loaded
@@ -72,8 +71,7 @@ def job_of(
 ) -> Job:
     """What shall be sent, checked."""
     target = Target(target) if isinstance(target, str) else target
-    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool) and math.isfinite(timeout_s)
-    if not is_number or not 0 < timeout_s <= MOST_S:
+    if not is_real(timeout_s) or not 0 < timeout_s <= MOST_S:
         raise TrafficError(f"timeout_s is {told(timeout_s)}, but it must be seconds above 0, at most {MOST_S:,.0f}.")
     if prompts is not None and len(prompts) != len(traffic):
         raise TrafficError(f"There are {len(prompts):,} prompts for {len(traffic):,} requests. Give one for each.")
