@@ -14,6 +14,7 @@ from itertools import count
 
 import msgspec
 
+from eet_lab.collector import collect_rarely
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.front import Front
 from eet_lab.serving.jobs import Job, Load, News
@@ -159,6 +160,7 @@ async def serve(channel: Channel, listening: socket.socket, has_process: bool = 
 
 def main(words: list[str]) -> None:
     """Serve on the two sockets."""
+    collect_rarely()
     channel, listening = (socket.socket(fileno=int(word)) for word in words)
     with suppress(asyncio.CancelledError):  # ended before it was up
         asyncio.run(serve(Channel(channel), listening, has_process=True))

@@ -51,6 +51,31 @@ def test_a_front_loads_neither_torch_nor_transformers():
     assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout == "set()\n"
 
 
+def test_requests_in_flight_do_not_bring_a_fronts_collector():
+    """It would walk all of them in vain, and whoever is refused meanwhile waits for it."""
+    look = """if True:
+        import asyncio, gc, socket
+        from eet_lab.serving import front_process
+
+        def run(serving):
+            serving.close()
+            gc.collect()
+            gc.callbacks.append(lambda phase, told: came.append(phase))
+            in_flight = [[] for _ in range(10_000)]
+            print(came)
+            del in_flight
+            for _ in range(100_000):  # but what nobody else frees, it still finds
+                cycle = []
+                cycle.append(cycle)
+            print(bool(came))
+
+        came, asyncio.run = [], run
+        front_process.main([str(each.detach()) for each in socket.socketpair()])
+    """
+    told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
+    assert told.stdout == "[]\nTrue\n", told.stderr
+
+
 def test_frames_bring_what_was_sent(demo):
     async def sent(message, decoder):
         ours, its = map(Channel, socket.socketpair())
