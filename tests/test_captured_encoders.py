@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections import namedtuple
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -289,11 +289,20 @@ def test_no_run_that_is_timed_captures(recorded, monkeypatch):
     assert told == [0, 1, 0, 0]
 
 
+@dataclass(frozen=True)
+class NotCaptured(GraphLaunch):
+    """It has the limits of an encoder's passes, and says that it captures nothing."""
+
+    is_captured = False
+
+
 def test_parts_that_would_capture_nothing_are_told():
     with pytest.raises(RecipeError, match="These parts capture passes of texts, and this encoder reads images"):
         EncoderEngine(test_vision.ours("classes").encoder, parts(on_device=False))
     with pytest.raises(RecipeError, match="change launch, which an encoder does not use"):
         EncoderEngine(ours("bert").encoder, replace(Parts(), launch=lambda decode, longest: decode))
+    with pytest.raises(RecipeError, match="change launch, which an encoder does not use"):
+        EncoderEngine(ours("bert").encoder, replace(Parts(), launch=NotCaptured()))
     with pytest.raises(RecipeError, match="captures passes of texts, and this model reads images"):
         Recipe.parse("memory_reuse,cuda_graphs").check("cuda", test_vision.ours("classes").config)
 

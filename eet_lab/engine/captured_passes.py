@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from eet_lab.parts.trace import TracedPass
 
 if TYPE_CHECKING:
     from eet_lab.engine.encode import EncoderEngine
+    from eet_lab.parts.protocols import CapturesPasses
 
 
 def pass_name(tokens: int, asked: int) -> str:
@@ -50,14 +51,14 @@ class CapturedPasses:
     it, which is copied before the next one is launched.
     """
 
-    def __init__(self, engine: EncoderEngine) -> None:
-        parts: Any = engine.parts
-        self._engine, self._most = engine, parts.launch.tokens
+    def __init__(self, engine: EncoderEngine, launch: CapturesPasses) -> None:
+        parts = engine.parts
+        self._engine, self._most = engine, launch.tokens
         self.by_bucket = has_rows_on_device(getattr(parts.ops, getattr(parts.attend, "op", ""), None))
         self._replays = Replays(
             lambda given: engine.run(self._name(*given), *given),
             engine.model.device,
-            parts.launch.graphs,
+            launch.graphs,
             shown=lambda given: given,
             frees_first=False,
         )

@@ -65,7 +65,7 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
         _check_read(parts or Parts(), model)
         super().__init__(model, parts)
         self.staging = Staging(self.model.device)
-        self._captured = CapturedPasses(self) if self.parts.is_captured else None
+        self._captured = CapturedPasses(self, launch) if (launch := self.parts.captures_passes) else None
 
     def read(
         self,
@@ -333,7 +333,7 @@ def _check_read(parts: Parts, model: AnyEncoder) -> None:
     names = unread(parts, FOR_OTHERS) + ["schedule"] * (parts.schedule.max_rows is not None)
     if parts.is_captured and isinstance(model, VisionEncoder):
         raise RecipeError("These parts capture passes of texts, and this encoder reads images. Leave cuda_graphs out.")
-    if unread(parts, ["launch"]) and not hasattr(parts.launch, "tokens"):
+    if unread(parts, ["launch"]) and parts.captures_passes is None:
         names.append("launch")
     if names:
         raise RecipeError(

@@ -105,6 +105,11 @@ class Parts:
         return getattr(self.launch, "is_captured", False)
 
     @property
+    def captures_passes(self) -> p.CapturesPasses | None:
+        """The launch part, where it captures an encoder's passes."""
+        return self.launch if self.is_captured and isinstance(self.launch, p.CapturesPasses) else None
+
+    @property
     def num_warm_ups(self) -> int:
         """Runs before one that counts: a pass that is captured runs as it is at first, and is captured next."""
         return 1 + self.is_captured

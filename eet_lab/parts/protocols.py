@@ -117,10 +117,24 @@ class LaunchesSteps(Protocol):
 
 
 class Launches(Protocol):
-    """How a decode step is launched. A part may declare `is_captured`: the host then launches a step as one thing.
-
-    One that has `tokens` and `graphs` captures an encoder's passes, too: of at most so many tokens, and so many graphs.
-    """
+    """How a decode step is launched. A part may declare `is_captured`: the host then launches a step as one thing."""
 
     def __call__(self, decode: Callable[[int], None], longest: int, /) -> Callable[[int], None]:
         """A function of the step's `max_kv`, which is at most `longest`; `decode(max_kv)` runs a step."""
+
+
+@runtime_checkable
+class CapturesPasses(Launches, Protocol):
+    """One that captures an encoder's passes, too."""
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether it captures anything."""
+
+    @property
+    def tokens(self) -> int:
+        """The most tokens of a pass that is captured."""
+
+    @property
+    def graphs(self) -> int:
+        """The most graphs that are kept."""

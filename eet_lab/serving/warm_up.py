@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Hashable, Iterator, Sequence
 from math import inf
-from typing import Any
 
 import numpy as np
 
@@ -87,8 +86,8 @@ def warm_up_encoder(
     texts = random_texts(model, traffic)
     engine.prepare(cancel=cancel)
     runs: list[tuple[TextTask, Rows]] = [(task, texts[:FEW_TEXTS]) for task in tasks]
-    if engine.has_buckets:
-        runs = _runs(engine, texts, [*_possible(traffic, policy, costs, cancel)], tasks)
+    if engine.has_buckets and (launch := engine.parts.captures_passes):
+        runs = _runs(engine, texts, [*_possible(traffic, policy, costs, cancel)], tasks, launch.graphs)
     for done, (task, rows) in enumerate(runs):
         if progress is not None:
             progress(done, len(runs), "warming up")
@@ -98,9 +97,9 @@ def warm_up_encoder(
 
 
 def _runs(
-    engine: EncoderEngine, texts: Rows, groups: Sequence[Sequence[int]], tasks: Sequence[TextTask]
+    engine: EncoderEngine, texts: Rows, groups: Sequence[Sequence[int]], tasks: Sequence[TextTask], most: int
 ) -> list[tuple[TextTask, Rows]]:
-    """What is run, in this order, so that all that is kept is captured."""
+    """What is run, in this order, so that all that is kept, at `most` so many graphs, is captured."""
     found: dict[tuple[TextTask, Hashable], Rows] = {}
     for task in tasks:
         for group in groups:
@@ -108,8 +107,7 @@ def _runs(
             key = task, engine.bucket([*map(Text, rows)], task)
             if rectangle(rows) > rectangle(found.get(key, [[]])):
                 found[key] = rows
-    launch: Any = engine.parts.launch
-    kept = sorted(found, key=lambda key: -rectangle(found[key]))[: launch.graphs]
+    kept = sorted(found, key=lambda key: -rectangle(found[key]))[:most]
     largest = [max(found.values(), key=size) for size in (rectangle, _num_tokens, len, _longest)]
     runs = [(task, rows) for task in tasks for rows in largest]
     for task, bucket in kept:

@@ -106,8 +106,6 @@ class Trainer:
             groups_of(self.parameters.values(), self.settings.weight_decay), self.settings.optimizer,
             seed=self.settings.seed, **self.settings.of_optimizer,
         )  # fmt: skip
-        is_captured = getattr(self.parts.step_launch, "is_captured", False)
-        self.ranks.watch([*self.parameters.values()], self.optimizer.buffers, is_captured)
         self.loss_scale = self.settings.loss_scale(network.dtype)
         self.num_steps = 0
         self._made: Returned | None = None  # the last update's numbers, until it is counted
@@ -115,6 +113,7 @@ class Trainer:
         self._staging = Staging(network.device)
         own = proxy(self)  # a cycle would keep the weights until the collector comes by
         self._launch = self.parts.step_launch(lambda given: own._run(given), network.device)
+        self.ranks.watch([*self.parameters.values()], self.optimizer.buffers, self._launch.is_captured)
 
     @exclusive
     def step(self, examples: Sequence[Example], cancel: Cancel | None = None) -> Step:
