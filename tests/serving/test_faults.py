@@ -196,6 +196,22 @@ def test_a_full_queue_refuses_before_it_reads(full, demo, monkeypatch):
     error = answer.json()["error"]
     assert error["type"] == "rate_limit_error" and error["code"] == "too_many_queued_requests"
     assert min(took) < 0.01, took
+    monkeypatch.setattr("eet_lab.serving.server.LINGER_S", 0.1)
+    connections = served._server._uvicorn.server_state.connections
+    eventually(lambda: len(connections) == 2)
+    for length, is_kept in ((9000, True), (900_000, False)):
+        raw = Raw(served.url)
+        raw.send(b"POST %s HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n" % TEXT.encode())
+        raw.send(b"content-length: %d\r\n\r\n{" % length)
+        head = raw.until(b"}}")
+        assert b" 429 " in head and (b"connection: close" in head) is not is_kept
+        if is_kept:
+            raw.send(b"a" * (length - 1) + b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert raw.until(b'"demo"}').startswith(b"HTTP/1.1 200 ")
+            raw.close()
+        else:
+            assert raw.until(b"") == b""
+        eventually(lambda: len(connections) == 2)
     go()
     assert [each.result().status_code for each in waiting] == [200, 200]
     assert eventually(lambda: served._server.service.admission.num_queued == 0)

@@ -189,6 +189,72 @@ def test_a_body_that_is_too_large(served, post):
     raw.close()
 
 
+def refused_early(raw: Raw, length: int, body: bytes, more: bytes = b"") -> bytes:
+    """The head of a refusal that came before the body of so many bytes was complete."""
+    raw.send(HEAD.replace(b"json", b"xml") + more + b"content-length: %d\r\n\r\n" % length + body)
+    head, _, _ = raw.until(b"}}").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 415 ")
+    return head.lower()
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+def test_a_body_that_is_refused_while_it_comes(served):
+    """Its rest is no request, and the next request on the connection is answered."""
+    raw = Raw(served.url)
+    assert b"connection: close" not in refused_early(raw, 5000, b"a" * 100)
+    raw.send(HEALTH)
+    raw.send(b"a" * (4900 - len(HEALTH)) + HEALTH[:9])
+    raw.send(HEALTH[9:])
+    assert raw.until(b'"demo"}').startswith(b"HTTP/1.1 200 ")
+    assert b"connection: close" not in refused_early(raw, 10, b"a")
+    raw.send(b"a" * 9)
+    time.sleep(0.7)  # longer than headers may take: none has begun
+    raw.send(HEALTH)
+    assert raw.until(b'"demo"}').startswith(b"HTTP/1.1 200 ")
+    raw.close()
+
+
+@pytest.mark.parametrize("more", [b"expect: 100-continue\r\n", b"connection: close\r\n"])
+def test_a_body_that_may_come_or_not_ends_the_connection(served, more):
+    """A client that was refused before it was told to go on need not send it: what comes then may be a request."""
+    raw = Raw(served.url)
+    assert b"connection: close" in refused_early(raw, 20, b"", more)
+    raw.send(HEALTH)  # would be refused as HTTP, or awaited as a body
+    raw.send(HEALTH)  # and this would be reset
+    assert raw.until(b"") == b""
+    raw.close()
+
+
+def taken(raw: Raw, data: bytes, most: int, pause: float = 0) -> int:
+    """The bytes that a server takes before it ends the connection or reads no more."""
+    sent = 0
+    try:
+        while sent < most:
+            sent += raw.socket.send(data)
+            time.sleep(pause)
+    except OSError:
+        pass
+    raw.close()
+    return sent
+
+
+def test_the_rest_of_a_refused_body_is_not_waited_for(served):
+    raw = Raw(served.url)
+    assert b"connection: close" not in refused_early(raw, 5000, b"a")
+    start = time.monotonic()
+    assert taken(raw, b"a", 100, pause=0.05) < 100
+    assert time.monotonic() - start > 0.3
+
+
+def test_a_body_that_is_much_too_large_is_not_read(served):
+    raw = Raw(served.url)
+    assert b"connection: close" in refused_early(raw, 10**9, b"a" * 10_000)
+    raw.socket.settimeout(0.2)
+    assert taken(raw, b"a" * 2**20, 2**28) < 2**25
+
+
 def test_only_json_is_read(post):
     """A page of another site may send other types to this machine without being asked."""
     checked(post(TEXT, {"prompt": "a"}, **{"content-type": "text/plain"}), 415, None)
