@@ -240,6 +240,9 @@ def test_what_cannot_be_rounded_at_random_and_another_models_state():
         FlatAdamW([{"params": params(groups())[1:3]}, {"params": params(groups())[:3]}]).load_state_dict(state)
     with pytest.raises(TrainingError, match=r"has \['exp_avg', 'exp_avg_sq'\], and this optimizer keeps \['momentum"):
         FlatSGD(groups(), momentum=0.5).load_state_dict(state)
+    state["state"][2]["exp_avg_sq"].view(-1)[0] = -1e-9
+    with pytest.raises(TrainingError, match="exp_avg_sq of tensor 2 has the value -.*, but all must be finite and at "):
+        FlatAdamW(groups()).load_state_dict(state)
 
 
 def test_sgd_that_cannot_be():

@@ -235,6 +235,11 @@ class Buffered(torch.optim.Optimizer):
         formula's.
         """
         self.check_state(state_dict)
+        self.take_state(state_dict)
+
+    @torch.no_grad()
+    def take_state(self, state_dict: dict[str, Any]) -> None:
+        """What `load_state_dict` does with a state that was checked."""
         states, groups = state_dict["state"], state_dict["param_groups"]
         steps = [float(state["step"]) for state in states.values() if "step" in state]
         for i, param in enumerate(self._params()):
@@ -288,6 +293,13 @@ class Buffered(torch.optim.Optimizer):
         if lacks := [name for name, param in (whole or {}).items() if not self.state[param].keys() <= kept[param]]:
             num = counted(len(lacks), "tensor")
             raise TrainingError(f"The optimizer's state lacks what it keeps of {num}, {some(lacks)}: {DAMAGED}")
+        paths = {param: path for path, param in (whole or {}).items()}
+        _check_values(
+            (name, paths.get(param, f"tensor {i}"), value)
+            for i, param in enumerate(self._params())
+            for name, value in states.get(i, {}).items()
+            if name != "step" and param in self.state and value.numel()
+        )
 
     def _params(self) -> Iterable[Tensor]:
         return (param for group in self.param_groups for param in group["params"])
@@ -317,6 +329,25 @@ def _is_step(value: Any) -> bool:
         return 0 <= float(value) <= MOST
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last for tensors of more than a number
         return False
+
+
+def _check_values(kept: Iterable[tuple[str, str, Tensor]]) -> None:
+    """TrainingError for moments with which no update makes sense, each with the names of what it is and of its weight.
+
+    A pass that reads them once where they are, and one wait for each device.
+    """
+    on_device: dict[torch.device, list[tuple[str, str, Tensor]]] = {}
+    for name, of, value in kept:
+        on_device.setdefault(value.device, []).append((name, of, torch.stack(value.detach().aminmax()).double()))
+    for found in on_device.values():
+        ranges = torch.stack([ends for _, _, ends in found]).tolist()
+        for (name, of, _), (low, high) in zip(found, ranges, strict=True):
+            least = 0.0 if name.endswith("_sq") else -math.inf  # a mean of squares
+            if bad := [end for end in (low, high) if not (math.isfinite(end) and end >= least)]:
+                allowed = "finite" if least else "finite and at least 0"
+                raise TrainingError(
+                    f"The optimizer's {name} of {of} has the value {bad[0]}, but all must be {allowed}: {DAMAGED}"
+                )
 
 
 def _read(state_dict: Any) -> tuple[Mapping[Any, Mapping[Any, Any]], list[int]]:

@@ -289,7 +289,7 @@ class Trainer:
         for path, parameter in self.parameters.items():
             parameter.copy_(state["weights"][path])
         own = self.optimizer.state_dict()["param_groups"]  # lr and the like stay those of this trainer
-        self.optimizer.load_state_dict({**state["optimizer"], "param_groups": own})
+        self.optimizer.take_state({**state["optimizer"], "param_groups": own})
         self.num_steps = state["num_steps"]
 
     def _memory(self, what: str) -> AbstractContextManager[None]:
