@@ -136,8 +136,14 @@ def test_a_taken_port_is_an_error_and_the_default_goes_on():
         with pytest.raises(SetupError, match=f"Port {port} .* is taken"):
             server.choose_port(port)
     assert server.choose_port() >= server.FIRST_PORT
-    with pytest.raises(SetupError, match="does not exist"):
-        server.choose_port(70000)
+
+
+@pytest.mark.parametrize("port", ["0", "70000", "-1"])
+def test_a_port_that_does_not_exist_is_told_before_anything_is_done(port, shipped, tmp_path, capsys):
+    assert cli.main(["lab", "--dir", str(tmp_path / "x"), "--port", port]) == 2
+    said = capsys.readouterr()
+    assert f"Port {port} does not exist" in said.err and not said.out
+    assert not (tmp_path / "x").exists(), "nothing was copied"
 
 
 def test_a_missing_notebook_names_those_there_are(shipped, tmp_path, capsys):

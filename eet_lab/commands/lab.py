@@ -36,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until stopped; the server's exit code."""
     from eet_lab.lab.notebooks import notebook_name, prepare, working_copy
     from eet_lab.lab.serve import serve
+    from eet_lab.lab.server import choose_port
 
+    choose_port(args.port)  # before anything is copied
     name = notebook_name(args.notebook, args.dir)
     root, notebooks = prepare(args.dir)
     notebook = notebooks / name if args.app else working_copy(root, notebooks / name)

@@ -47,8 +47,8 @@ def serve(root: Path, notebook: Path, port: int | None = None, browser: bool = T
         token, retries = secrets.token_hex(24), server.NUM_PORTS if port is None else 0
         path, is_workbench = notebook.relative_to(root).as_posix(), notebook.name == WORKBENCH
         page = f"{'voila/render' if app else 'doc/tree' if is_workbench else 'lab/tree'}/{quote(path)}"
-        print(f"Starting {'Voila' if app else 'JupyterLab'} on {notebook} ...", flush=True)
         chosen = server.choose_port(port)
+        print(f"Starting {'Voila' if app else 'JupyterLab'} on {notebook} ...", flush=True)
         words = server.server_words(root, page, chosen, token, retries) + [TEMPLATE, offline(chosen)] * app
         stop.server = server.start(words, root / paths.RESULTS)
         info = server.wait_until_up(stop.server, Path(jupyter_runtime_dir()), token)
