@@ -198,7 +198,7 @@ def test_attention_of_a_models_own_never_reads_the_mask(name):
         pytest.skip("this transformers makes such models' masks in another way")
     model = kind(kind.config_class(**sizes, **IDS)).eval()
     ids = torch.randint(2, 97, (1, 7))
-    model.config._attn_implementation = "eet"  # as `from_pretrained` does; `set_attn_implementation` would warn
+    model.config._attn_implementation = "eet"  # as `from_pretrained` does, where it takes the name
     with pytest.raises(ModelError, match=f"{module} of transformers .* attends by itself.* Leave attn_implementation "):
         model(input_ids=ids, attention_mask=torch.ones_like(ids))
 
