@@ -53,7 +53,7 @@ def register_attention(name: str = "eet") -> None:
     in inference take our kernels; what these do not take, such as cross attention and windows that are not causal, is
     warned of once for each kind of module, and takes PyTorch's attention over each row's own keys, as training does.
     Errors, when the model runs: ModelError for masks that two numbers cannot say, dropout, attention weights, and
-    models that ask for a mask but attend by themselves, such as GPT-J. Of those that ask for none, such as DeBERTa,
+    models that ask for a mask but attend by themselves, such as CodeGen. Of those that ask for none, such as DeBERTa,
     nothing is known here: transformers takes any name for them, and they stay as they are.
     """
     from transformers import AttentionInterface
