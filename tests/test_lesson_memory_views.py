@@ -63,5 +63,13 @@ def test_without_a_gpu_the_lines_of_a_recorded_one_are_shown(words: Any) -> None
     assert len(plan) > 50
     for counters in zip(plan, allocated, reserved, device, strict=True):
         assert list(counters) == sorted(counters), "each counter sees what the one before it sees"
-    grew = plan[-1] - plan[0]
+    result, _ = views.recorded.watched()
+    assert min(plan) * views.GiB > result.baseline.memory["weights"], "the plan has the weights, too"
+    grew, others_grew = plan[-1] - plan[0], reserved[-1] - reserved[0]
     assert views.sized(grew * views.GiB)[:3] in told and allocated[-1] - allocated[0] == pytest.approx(grew, rel=0.1)
+    assert device[-1] - device[0] == pytest.approx(others_grew, rel=0.01)
+    assert 0 < others_grew < grew and f"reserved bytes and the device's by only {others_grew * 1024:.0f} MiB" in told
+    other = sum(result.selection.memory[name] for name in ("kv", "activations"))
+    apart = (allocated[0] - plan[0]) * views.GiB
+    assert apart / 2 < other < apart, "most of the gap is the other engine of the Compare"
+    assert f"{apart / views.MiB:.0f} MiB apart" in told and views.sized(other) in told

@@ -171,22 +171,25 @@ LINES = {
 def _recorded_lines() -> list[Any]:
     """What each counter of an H200 said while the baseline of GPT-2 XL ran with a growing cache."""
     result, samples = recorded.watched()
-    curves = []
+    weights, other = result.baseline.memory["weights"], result.selection.memory
+    times, curves, seen = [each["t"] for each in samples], list[theme.Curve](), dict[str, list[float]]()
     for name, (counter, color) in LINES.items():
-        seen = [(each["t"], each["values"][counter]) for each in samples if counter in each["values"]]
-        own = result.baseline.memory["weights"] if counter == "planned_bytes" else 0
-        held = ((each + own) / GiB for _, each in seen)
-        curves.append(theme.Curve(name, held, color, x=theme.rounded(t for t, _ in seen)))
+        own = weights if counter == "planned_bytes" else 0
+        seen[counter] = [each["values"][counter] + own for each in samples]
+        held = [num_bytes / GiB for num_bytes in seen[counter]]
+        curves.append(theme.Curve(name, held, color, x=theme.rounded(times)))
     title = "GPT-2 XL, eight rows, a growing cache: memory by counter"
     fig = theme.curves(title, curves, "seconds", "GiB", height=340)
-    first, last = samples[0]["values"], samples[-1]["values"]
-    grew = [last[name] - first[name] for name in ("planned_bytes", "torch_allocated_bytes")]
+    grew = {counter: values[-1] - values[0] for counter, values in seen.items()}
+    apart = seen["torch_allocated_bytes"][0] - seen["planned_bytes"][0]
     return [
         there(result),
         fig.update_layout(margin={"b": 100}),
-        f"{ON_A_GPU} Here the plan grew by {sized(grew[0])} and torch's allocated bytes by {sized(grew[1])}; reserved "
-        "bytes and the device's did not change, since torch held enough from earlier runs. The difference between the "
-        "first two lines is the other engine of this Compare and cuBLAS's workspace.",
+        f"{ON_A_GPU} Here the plan grew by {sized(grew['planned_bytes'])} and torch's allocated bytes by "
+        f"{sized(grew['torch_allocated_bytes'])}; reserved bytes and the device's by only "
+        f"{sized(grew['torch_reserved_bytes'])}, since torch held the rest from earlier runs. The first two lines are "
+        f"{round(apart / MiB)} MiB apart: the other engine of this Compare keeps "
+        f"{sized(other['kv'] + other['activations'])} for its KV cache and activations, and cuBLAS its workspace.",
     ]
 
 
