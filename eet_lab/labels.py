@@ -23,7 +23,7 @@ def less_than_all(recipe: str) -> str:
 
 
 FEW_LACKING = 3
-"""A recipe that lacks more of `all` than this is told by what it has."""
+"""A recipe that lacks more of `all` than this, or half of it, is told by what it has."""
 
 
 def short_form(recipe: str, device: str) -> str:
@@ -37,7 +37,7 @@ def short_form(recipe: str, device: str) -> str:
     whole = [t.name for t in ours if kind_of(device) == "cuda" or obstacle(t, "cpu") is None]
     lacking = [name for name in whole if name not in words]
     beside = [_label(name, knobs) for name, knobs in words.items() if name not in whole or knobs]
-    if words and len(lacking) <= min(FEW_LACKING, len(whole) - len(lacking)):
+    if words and len(lacking) <= FEW_LACKING and 2 * len(lacking) < len(whole):
         return "".join(["all", *(f" - {_label(name)}" for name in lacking), *(f" + {label}" for label in beside)])
     return in_titles(recipe)
 

@@ -19,7 +19,7 @@ from eet_lab.bench.cost import streaming_gb_per_s
 from eet_lab.bench.launches import num_kernels
 from eet_lab.bench.measure import Subject, _warnings
 from eet_lab.bench.paired import LEAST_PAIRS, SURE_PAIRS
-from eet_lab.bench.timing import MOST_ROUNDS, NARROW, Rounds
+from eet_lab.bench.timing import MOST_ROUNDS, NARROW, SHARED, Rounds
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, PromptError, RecipeError
 from eet_lab.monitor import open_source
@@ -298,7 +298,10 @@ def test_a_processor_that_others_use_is_told(tiny, watched):
         run = subject.run()
     slow = run._replace(generation=replace(run.generation, total_ms=95 * run.generation.total_ms))
     m = subject.measurement([run, run], [slow]) if watched else subject.measurement([run, slow])
-    assert any("the processor was shared" in warning for warning in m.warnings)
+    assert sum("the processor was shared" in warning for warning in m.warnings) == 1, "told once, beside the range"
+    assert sum("runs of baseline took from" in warning for warning in m.warnings) == 1
+    disturbed = subject.measurement([run._replace(conditions=(SHARED,)), slow])
+    assert sum("the processor was shared" in warning for warning in disturbed.warnings) == 1
     assert m.repeats == 2
     assert not any("runs of" in warning for warning in subject.measurement([run, run]).warnings)
 

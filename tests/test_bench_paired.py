@@ -238,7 +238,7 @@ def test_what_few_pairs_tell_by_a_little_is_not_told(num_pairs, factor):
     doubtful = factor == 1 and num_pairs < 8
     assert change.low > 1 and change.is_doubtful == doubtful
     assert (change.verdict, change.kind) == (("cannot tell apart", "dim") if doubtful else ("worse", "bad"))
-    words = f"(1.02 × to 1.30 × in {change.num_pairs} pairs: wider than its distance from 1 ×)"
+    words = f"(1.02 × to 1.30 × in {change.num_pairs} pairs: wider than its gap to 1 ×)"
     assert change.words("total_ms").endswith(words) == doubtful
 
 

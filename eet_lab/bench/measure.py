@@ -291,10 +291,11 @@ def _warnings(recipe: str, device: str, runs: Sequence[TimedRun], beside: Sequen
         found.append(f"{recipe} gave other tokens from one repeat to the next")
     longest, shortest = (pick(run.generation.total_ms for run in steady) for pick in (max, min))
     if longest > STEADY_RUNS[device] * shortest:
-        found.append(
-            f"runs of {recipe} took from {plain(shortest)} to {plain(longest)} ms: the processor was shared, so these "
-            "times say little; close what else runs and measure again"
-        )
+        found += [
+            SHARED,
+            f"runs of {recipe} took from {plain(shortest)} to {plain(longest)} ms, so these times say little; close "
+            "what else runs and measure again",
+        ]
     clocks = [run.clock_mhz for run in runs if run.clock_mhz]
     if clocks and min(clocks) < STEADY_CLOCK * max(clocks):
         found.append(f"the SM clock moved from {min(clocks):.0f} to {max(clocks):.0f} MHz between repeats")

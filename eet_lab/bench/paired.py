@@ -216,7 +216,7 @@ class Change:
                 return f"about the same ({_factors(self.ratio)[0]} ×)"
             low, high = _factors(self.low, self.high)
             # The interval alone would tell them apart.
-            why = f" in {self.num_pairs} pairs: wider than its distance from 1 ×" if self.is_doubtful else ""
+            why = f" in {self.num_pairs} pairs: wider than its gap to 1 ×" if self.is_doubtful else ""
             return f"cannot tell apart ({low} × to {high} ×{why})"
         word = self.word(metric)
         ends = (self.low, self.high) if self.ratio > 1 else (1 / self.high, 1 / self.low)

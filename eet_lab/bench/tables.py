@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Rows = list[list[str]]
 
-NOT_TOLD = "What watching it live costs cannot be told from noise."
+NOT_TOLD = "What the live view costs cannot be told from noise."
 MEMORY_NAMES = {"peak": PEAK.name, **{key: f"  {part}" for key, part in MEMORY_PARTS.items()}}
 
 
@@ -137,11 +137,12 @@ def _how_paired(changes: Mapping[str, Change], differences: bool = False) -> str
     if not found.is_enough:
         return f"{counted(found.num_pairs, 'pair')} of runs cannot tell a change from noise: that takes {LEAST_PAIRS}."
     same = "0" if differences else "1 ×"
-    near = "," if found.num_pairs >= SURE_PAIRS else f", or is wider than its distance from {same},"
     wider = (
-        f"is {percent(LEAST_EFFECT)} wider, since smaller changes are not effects. If it contains {same}{near} we say "
-        '"cannot tell apart".'
+        f"is widened by {percent(LEAST_EFFECT)} at both ends, because even two engines of one recipe can differ by "
+        f'2 %. If it contains {same}, we say "cannot tell apart".'
     )
+    if found.num_pairs < SURE_PAIRS:
+        wider += f" With fewer than {SURE_PAIRS} pairs we also say so if it is wider than its gap to {same}."
     if differences:
         return (
             f"What is its own is the difference of the medians of {found.num_pairs} pairs, timed in turn. The interval "
@@ -331,8 +332,9 @@ def _watching(cost_percent: float, watched: Measurement | None, unwatched: Measu
     if low <= 1:
         return NOT_TOLD
     return (
-        f"The one run that was watched live took {cost_percent:.1f} % longer than the median of the others "
-        f"({(low - 1) * 100:.1f} to {(high - 1) * 100:.1f} % by their middle 60 %): one run is too few to tell."
+        f"One run had the live view. It took {percent(cost_percent / 100)} longer than the median of the runs without "
+        f"it ({brief(100 * (low - 1), 2)} to {percent(high - 1)} longer than most of them). One run is too few to tell "
+        "what the live view costs."
     )
 
 

@@ -344,8 +344,8 @@ def _rule(steps: Sequence[OwnTime], num_repeats: int = 0) -> str:
         return f"{counted(fewest, 'pair')} cannot tell anything apart: that takes {LEAST_PAIRS}"
     if fewest < SURE_PAIRS:
         return (
-            f"whiskers: range of all {fewest} pairs; grey: cannot tell apart, as it holds 0 or is wider than its "
-            "distance from 0"
+            f"whiskers: range of all {fewest} pairs; grey: cannot tell apart, because the range contains 0 or is wider "
+            "than its gap to 0"
         )
     return "whiskers: interval of the paired differences; grey: cannot tell apart"
 

@@ -97,9 +97,9 @@ def in_words(plan: Plan) -> str:
     total, held, bound = sum(life.num_bytes for life in plan.lifetimes), plan.footprint_bytes, plan.lower_bound_bytes
     whole = len(plan.chunks) != 1 or plan.end == held  # else a larger request has made the arena
     needed = held if whole else plan.end
-    how_good = "which is the lower bound" if needed == bound else f"{times(needed / max(bound, 1))} the lower bound"
-    where = f"in {sized(needed)}, {how_good}{'' if whole else f'; {sized(held)} are held'}"
-    return f"{counted(len(plan.lifetimes), 'tensor')}, {sized(total)} in all, {where}"
+    how_good = "the lower bound" if needed == bound else f"{times(needed / max(bound, 1))} the lower bound"
+    where = f"placed in {sized(needed)} ({how_good}){'' if whole else f'; {sized(held)} are held'}"
+    return f"{counted(len(plan.lifetimes), 'tensor')} of {sized(total)} in total, {where}"
 
 
 def unit_of(num_bytes: float) -> tuple[str, int]:

@@ -172,7 +172,7 @@ def memory(result: Run | Comparison | Ladder) -> go.Figure:
     peaks = [m.memory["peak"] for _, m in measured]
     wholes = [sum(m.memory.get(key, 0) for key in MEMORY_PARTS) for _, m in measured]
     ends = [max(pair) for pair in zip(peaks, wholes, strict=True)]
-    why = "<br>parts beyond a mark are not alive at once" if ends != peaks else ""
+    why = "<br>not all parts are in memory at the same time" if ends != peaks else ""
     fig = theme.figure(
         f"Peak memory in MiB, {how}{why}", height=110 + 32 * len(measured), barmode="stack", bargap=0.35,
         legend=theme.LEGEND_BELOW,

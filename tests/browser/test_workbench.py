@@ -354,7 +354,7 @@ def foreseen_before_a_run_and_drawn_after_it(page: Any) -> None:
         button(page, "Larger type").click()
         page.wait_for_function(f"() => ({FILLS})() && ({WHOLE_LEGEND})()", timeout=10_000)
     title = strip.locator(".gtitle").text_content()
-    assert "which is the lower bound" in title
+    assert "(the lower bound)" in title
 
     # Another planner, another pass: the strip follows.
     planner = page.get_by_label("Placed by", exact=True)

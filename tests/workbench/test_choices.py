@@ -35,7 +35,7 @@ def test_switching_a_technique_goes_through_the_inbox_and_back(bench: Workbench)
     turn(bench)
     assert bench.controller.state.recipe().names == ("pre_padding", "memory_reuse")
     assert not row(bench, "mask_removal")["on"]
-    assert shown(bench, "techniques")["recipe"] == "all - mask removal - packed prefill"
+    assert shown(bench, "techniques")["recipe"] == "pre-padding + memory reuse"
     assert card(bench)["title"] == "Mask removal", "what is switched is what is explained"
 
 

@@ -85,7 +85,7 @@ def test_a_ladder_of_few_pairs_says_by_which_rule_they_tell_apart() -> None:
     up, down = plot(ladder, "waterfall"), plot(ladder, "left_out")
     assert isinstance(up, go.Figure) and isinstance(down, go.Figure)
     for fig in (up, down):
-        assert "wider than its distance from 0" in fig.layout.xaxis.title.text.replace("<br>", " ")
+        assert "wider than its gap to 0" in fig.layout.xaxis.title.text.replace("<br>", " ")
 
 
 def labels(fig: go.Figure) -> list[str]:

@@ -49,7 +49,7 @@ def test_each_rectangle_is_where_its_tensor_lies() -> None:
     assert (list(first.x), list(first.base), list(first.y)) == ([0, 2], [0, 0], [2, 2])
     assert all(1.9 < width <= 2 for width in first.width)
     assert list(bars["attention"].customdata[0]) == ["b", "1 MiB", 2, "2 MiB"]
-    assert "5 MiB in all, in 3 MiB, which is the lower bound" in fig.layout.title.text.replace("<br>", " ")
+    assert "5 MiB in total, placed in 3 MiB (the lower bound)" in fig.layout.title.text.replace("<br>", " ")
 
 
 def test_an_op_has_one_colour_in_every_picture() -> None:
@@ -98,7 +98,7 @@ def test_a_small_request_in_a_large_arena_is_still_seen() -> None:
     plan = Plan(LIVES, (0, 2 * MiB, 0), (Chunk(0, 0, 512 * MiB),))
     fig = packing(plan)
     assert fig.layout.yaxis.range[1] < 6 and fig.layout.yaxis2.range[1] < 6
-    assert "in 3 MiB, which is the lower bound; 512 MiB are held" in fig.layout.title.text.replace("<br>", " ")
+    assert "placed in 3 MiB (the lower bound); 512 MiB are held" in fig.layout.title.text.replace("<br>", " ")
 
 
 def test_a_plan_of_nothing_can_be_drawn() -> None:

@@ -180,7 +180,7 @@ def test_the_peak_is_written_beside_the_longest_of_bar_and_mark() -> None:
         parts = sum(memory.get(key, 0) for key in MEMORY_PARTS)
         assert end == pytest.approx(max(memory["peak"], parts) / MiB, rel=1e-3)
         assert mib(memory["peak"]) in text
-    assert "not alive at once" in fig.layout.title.text
+    assert "not all parts are in memory at the same time" in fig.layout.title.text
 
 
 def test_a_log_axis_says_so_and_has_plain_round_numbers() -> None:
