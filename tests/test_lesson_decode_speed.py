@@ -126,6 +126,13 @@ def test_a_point_at_best_lies_on_the_roof():
     assert prefill.intensity > roof.ridge and roof.at(prefill.intensity) == 1000
 
 
+def test_the_legend_of_a_roof_stands_clear_of_its_axis():
+    """At the figure's foot: a place relative to the plot moves into the axis title where the plot gets lower."""
+    points = roofline.recorded_points()
+    legend = roofline.figure("", roofline.Roof(4000, 1000), points[:1], points[1:]).layout.legend
+    assert (legend.yref, legend.y, legend.yanchor) == ("container", 0, "bottom")
+
+
 def test_recorded_steps_lie_below_the_roof():
     roof = roofline.Roof(recorded.ceiling_gb_per_s(), roofline.H200_TFLOPS)
     points = roofline.recorded_points()

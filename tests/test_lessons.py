@@ -214,6 +214,7 @@ def test_each_step_reads_what_the_layout_says(words):
     assert [frame.name for frame in fig.frames] == [str(n) for n in range(1, 7)], (
         "5 steps to read, 1 for the last token"
     )
+    assert (fig.layout.xaxis.title.text, fig.layout.xaxis2.title.text) == (None, "column"), "below the last panel"
     token_by_token = [frame.data[0].z.tolist() for frame in fig.frames]
     for step, cells in enumerate(token_by_token, 1):
         assert [row.count(batch_steps.NOW) for row in cells] == [int(step <= 3), int(step <= 5)]

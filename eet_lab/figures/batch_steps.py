@@ -72,6 +72,7 @@ def token_steps(prompts: Sequence[str], *recipes: str, model: Model, num_new: in
         steps[step] = "<br>".join(told), [go.Heatmap(z=_cells(matrix, at)) for matrix, at in now]
     fig.update_yaxes(title="row", autorange="reversed", dtick=1, showgrid=False, zeroline=False)
     fig.update_xaxes(showgrid=False, zeroline=False)
+    fig.update_xaxes(title="column", row=len(found), col=1)
     return theme.with_slider(fig, steps, range(len(found)), pace_ms=700, legend_y=LEGEND_Y)
 
 

@@ -162,7 +162,7 @@ def verdict(guess: Prediction) -> Shown:
         f"{brief(price.kernel_us, 2)} µs of device time between two kernels. It is far off for the baseline, "
         f"where Python takes {plain.measured.p50 / plain.launches * 1e3:.0f} µs for each of {plain.launches:,} calls."
         f"{decode_step.early_start(result)} {decode_step.unsteady(found, 'the host')} (The floor above the figure and "
-        "the one in it are of two recordings, and each measured its own streaming read.)",
+        "the one in it come from two recordings, and each measured its own streaming read.)",
     )
 
 

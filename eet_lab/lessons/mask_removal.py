@@ -45,7 +45,7 @@ def predict(model: Model) -> Prediction:
         f"The batch is padded to {max(lengths(model))} columns. Of all attention scores that its first pass computes, "
         "how many percent does the mask throw away?",
         reveal=f"{percent(1 - seen / whole)}: of {whole:,} scores a head, {seen:,} are used. The picture shows where "
-        "they lie. Will the run save as many percent of its time without them?",
+        "they lie. Will the run take that many percent less time without them?",
         number=(0, 100),
         unit="%",
     )
@@ -61,7 +61,7 @@ def picture(model: Model) -> Shown:
     """The mask of three short prompts, step by step."""
     return Shown(
         mask_steps(SHORT, model=model),
-        "Look at the blue squares: a query (down) may see itself and what is before it (across), back to its row's "
+        "Look at the blue squares: each query (a line) may see itself and the keys before it, back to its row's "
         "first real token. Red is the future, and grey is a pad. The mask undoes the work of all squares but the blue "
         "ones. Each decode step builds a new mask.",
     )

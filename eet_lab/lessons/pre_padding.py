@@ -169,11 +169,12 @@ def verdict(guess: Prediction, result: Comparison) -> Shown:
     fig.update_xaxes(theme.log_axis(0.9, 1300, "times sooner"))
     fig.update_yaxes(autorange="reversed")
     why = (
-        f"Why between the two? The arithmetic is the same: the baseline computes {longest} steps of {num_rows} tokens, "
-        f"pre-padding one pass of {tokens:,}. The one pass reads every weight once and not {longest} times, and calls "
-        f"every operation once and not {longest} times. The pass is not free: it took as long as {b.p50 / step_ms:.1f} "
-        "decode steps here. On a CPU the arithmetic soon takes most of the time. A GPU has far more arithmetic to "
-        f"spare: the H200 was {far:.0f} times sooner, where the count of steps gives {far_longest}."
+        f"Why does it lie between the two? The arithmetic is the same: the baseline computes {longest} steps of "
+        f"{num_rows} tokens, pre-padding one pass of {tokens:,}. The one pass reads every weight once and not "
+        f"{longest} times, and calls every operation once and not {longest} times. The pass is not free: it took as "
+        f"long as {b.p50 / step_ms:.1f} decode steps here. On a CPU the arithmetic soon takes most of the time. A GPU "
+        f"has far more arithmetic to spare: on the H200 the first token came {far:.0f} times sooner, and the count of "
+        f"steps gives {far_longest}."
     )
     return Shown(counted, fig, why, there(big), in_words(result, "ttft_ms", "The first token here"))
 
@@ -201,8 +202,8 @@ count_steps = formula(
         "That is until the first token. Count the steps of the whole run.": lambda lengths, new: (max(lengths), 1),
         "The first pass gives a token, too.": lambda lengths, new: (max(lengths) + new - 2, new - 1),
     },
-    "The longer the prompts are beside what is generated, the more there is to gain. Look at the last line: a prompt "
-    "of one token gains nothing.",
+    "The longer the prompts are relative to what is generated, the more there is to gain. Look at the last line: "
+    "a prompt of one token gains nothing.",
     names=("steps token by token", "steps with pre-padding"),
     otherwise="Count the steps until the longest prompt is read, then one for each further token.",
 )  # fmt: skip

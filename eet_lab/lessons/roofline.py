@@ -154,7 +154,7 @@ def _short(row: Row) -> str:
 
 def figure(title: str, roof: Roof, bounds: Sequence[Point], measured: Sequence[Point]) -> go.Figure:
     """Both sides of the roof, what is bound by it (open circles), and what was measured (full ones)."""
-    fig = theme.figure(title, height=460)
+    fig = theme.figure(title, height=460, legend=theme.LEGEND_BELOW, margin={"b": 100})
     spots = [point.work.intensity for point in (*bounds, *measured)]
     corner = [min(spots) / 2, roof.ridge, max(*spots, roof.ridge) * 3]
     unit, scale = ("TFLOP/s", 1.0) if roof.tflops >= LEAST_TFLOPS else ("GFLOP/s", 1e3)
@@ -183,9 +183,7 @@ def figure(title: str, roof: Roof, bounds: Sequence[Point], measured: Sequence[P
     )  # fmt: skip
     low, high = scale * min(point.tflops for point in (*bounds, *measured)), scale * roof.tflops
     fig.update_xaxes(theme.log_axis(corner[0], corner[-1], "arithmetic intensity: FLOP for each byte read"))
-    fig.update_yaxes(theme.log_axis(low / 2, high * 2, unit))
-    legend = {"y": -0.2, "yanchor": "top", "x": 0, "xanchor": "left"}
-    return fig.update_layout(legend=legend, margin={"b": 100})
+    return fig.update_yaxes(theme.log_axis(low / 2, high * 2, unit))
 
 
 @after_prediction

@@ -142,9 +142,9 @@ def releases() -> Shown:
     saved = found["never"].mean_footprint_bytes - found["idle"].mean_footprint_bytes
     return Shown(
         theme.curves("Held by the chunks after each request", lines, "request", "MiB", height=300, shape="hvh"),
-        "Immediate is the paper's: a chunk that a request leaves empty goes back at once, to be asked for again by the "
-        f"next long one: {told['immediate']}. Idle waits until {RELEASES['idle']} requests in a row have left it "
-        f"empty: {told['idle']}. Never: {told['never']}. In {len(stream())} requests of random "
+        "Immediate is the paper's rule: a chunk that a request leaves empty is freed at once, and the next long "
+        f"request allocates it again: {told['immediate']}. Idle waits until {RELEASES['idle']} requests in a row have "
+        f"left it empty: {told['idle']}. Never: {told['never']}. In {len(stream())} requests of random "
         f"length, that happens {counted(len(gone), 'time')} (idle's line falls at request "
         f"{' and at '.join(map(str, gone))}). So waiting saves nearly all calls, and gives back little: "
         f"{sized(saved)} on average. A policy is a guess about the future.",
@@ -286,6 +286,6 @@ def torch_allocator() -> Shown:
         where,
         table(["stream", "allocator", "most reserved", "most allocated", "allocations + frees"], rows),
         "Torch's allocator does not know what comes next. It keeps what is freed, splits blocks and joins them "
-        "again. Expandable segments let a block grow in place, for streams of ever longer requests. What is reserved "
-        "and not allocated, it keeps for the future.",
+        "again. Expandable segments let a block grow in place, for streams of ever longer requests. It keeps what is "
+        "reserved but not allocated for later requests.",
     )
