@@ -35,6 +35,11 @@ def results_dir() -> Path:
     return Path(os.environ.get(RESULTS_VARIABLE) or RESULTS)
 
 
+def other_results() -> str:
+    """What to type for another folder of results: a command where `eet-lab lab` has named it, else a cell."""
+    return "eet-lab lab --dir FOLDER" if os.environ.get(RESULTS_VARIABLE) else "Workbench(folder=...)"
+
+
 def constraints_file() -> Path:
     """The versions that are known to work together, one a line, as `pip install -c` reads them."""
     return PACKAGE / "constraints.txt"

@@ -94,8 +94,8 @@ def test_a_lossy_output_is_not_called_the_same():
 
 def test_one_prompt_is_told_as_one():
     inputs = pytest.importorskip("eet_lab.workbench.views.chosen")
-    assert inputs._told([1]) == "1, 1 token, 0 pads as a rectangle"
-    assert inputs._told([1, 3]) == "2, 1 to 3 tokens, 2 pads as a rectangle"
+    assert inputs._told([1]) == "1, 1 token, 0 pads to equal length"
+    assert inputs._told([1, 3]) == "2, 1 to 3 tokens, 2 pads to equal length"
 
 
 BRIEF = {

@@ -132,7 +132,7 @@ def waterfall(result: Ladder, log: bool | None = None) -> go.Figure:
     """
     steps = [OwnTime.of(rung, before.measurement) for before, rung in pairwise(result.rungs)]
     levels = [p50(rung.measurement.total_ms) or 0.0 for rung in result.rungs]
-    title, rule = "Who saves what: end to end, step by step", _rule(steps, result.rungs[0].measurement.repeats)
+    title, rule = "Who saves what: change of time, end to end", _rule(steps, result.rungs[0].measurement.repeats)
     return _falling(title, titles(result.rungs), levels, steps, _explained(result, steps), rule, log)
 
 
@@ -142,7 +142,7 @@ def training_waterfall(found: TrainLadder, log: bool | None = None) -> go.Figure
     levels = [*(change.before for change in changes[:1]), *(change.after for change in changes)]
     steps = [OwnTime.of_pairs(each, was, now - was) for each, (was, now) in zip(changes, pairwise(levels), strict=True)]
     names = ["no technique", *(rung.title for rung in found.rungs)]
-    return _falling("Who saves what: a training step", names, levels, steps, {}, _rule(steps), log)
+    return _falling("Who saves what: change of a training step", names, levels, steps, {}, _rule(steps), log)
 
 
 def loss_curves(found: TrainComparison) -> go.Figure:

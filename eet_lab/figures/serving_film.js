@@ -152,11 +152,8 @@ function render({ model, el }) {
   controls.append(rows);
   el.append(legend);
   rows.addEventListener("click", () => { asRows = !asRows; update(); });
-  const redraw = () => requestAnimationFrame(update);
-  const sized = new ResizeObserver(redraw), themed = new MutationObserver(redraw);
-  sized.observe(el);
-  themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
-  return () => { close(); sized.disconnect(); themed.disconnect(); };
+  const unwatch = watchLooks(el, () => requestAnimationFrame(update));
+  return () => { close(); unwatch(); };
 }
 
 export default { render };

@@ -155,31 +155,14 @@ function render({ model, el }) {
   function onSeries() { legend(); fromSnapshot(); }
   function onText() { legend(); later(); }
   scaleEl.addEventListener("click", () => { scale = scale === "log" ? "linear" : "log"; legend(); later(); });
-  const sized = new ResizeObserver(later);
-  try { // in the screen's own pixels, so that another density tells of itself
-    sized.observe(canvas, { box: "device-pixel-content-box" });
-  } catch { // Safari knows CSS pixels only
-    sized.observe(canvas);
-  }
-  const themed = new MutationObserver(later); // JupyterLab names its theme in attributes of the body
-  themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
-  let density = null;
-  function onDensity() { // a query tells of one density only: each gets its own
-    density?.removeEventListener("change", onDensity);
-    density = window.matchMedia(`(resolution: ${window.devicePixelRatio}dppx)`);
-    density.addEventListener("change", onDensity);
-    later();
-  }
-  onDensity();
+  const unwatch = watchLooks(canvas, later);
   model.on("msg:custom", onMessage);
   model.on("change:snapshot", onSnapshot);
   model.on("change:series", onSeries);
   model.on("change:title change:note change:unit", onText);
   onSeries();
   return () => {
-    sized.disconnect();
-    themed.disconnect();
-    density.removeEventListener("change", onDensity);
+    unwatch();
     model.off("msg:custom", onMessage);
     model.off("change:snapshot", onSnapshot);
     model.off("change:series", onSeries);

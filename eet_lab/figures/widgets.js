@@ -71,6 +71,22 @@ function fitCanvas(canvas, pen, style) {
   return { width, height };
 }
 
+// Calls `redraw` when what is drawn on a canvas no longer suits the page: `sized` has another size, JupyterLab, which names
+// its theme in attributes of the body, another theme, or the screen another density. Not every browser tells of the last
+// one, so it is looked at. Returns what ends it.
+function watchLooks(sized, redraw) {
+  const sizes = new ResizeObserver(redraw), themes = new MutationObserver(redraw);
+  let density = window.devicePixelRatio;
+  const looking = setInterval(() => {
+    if (density === window.devicePixelRatio) return;
+    density = window.devicePixelRatio;
+    redraw();
+  }, 500);
+  sizes.observe(sized);
+  themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
+  return () => { sizes.disconnect(); themes.disconnect(); clearInterval(looking); };
+}
+
 /* Make: */
 function make(tag, className, text) {
   const node = document.createElement(tag);

@@ -91,7 +91,7 @@ class MemoryReuse(Technique):
     pages: int = knob(
         0,
         "How many pages there are; 0: all that the batch's rows may need. With fewer, requests wait for one another, "
-        "which takes continuous_batching.",
+        "which needs Continuous batching.",
         label="Pages",
         unit="pages",
         low=0,

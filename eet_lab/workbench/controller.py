@@ -376,6 +376,7 @@ class Controller:
                 "read_only": setup is not None,
                 "large": self.large,
                 "serving": self.serving.shown,
-                "against": opened.against if opened and setup else against,
+                "against": opened.against if opened and setup else self.results.against_told(),
+                "against_tip": opened.against if opened and setup else against,
             }
         )

@@ -25,7 +25,7 @@ from eet_lab.bench.results import read_result
 from eet_lab.bench.timeline import Timelines, encode, timelines_of
 from eet_lab.codec import content_of
 from eet_lab.errors import EETError, ResultError, first_line
-from eet_lab.paths import PACKAGE, results_dir, write_whole
+from eet_lab.paths import PACKAGE, other_results, results_dir, write_whole
 from eet_lab.words import visible
 from eet_lab.workbench import export
 from eet_lab.workbench.rows import KINDS, Entry, KeptRun, Result, Sidecar, Stamp, Summary, file_stem
@@ -44,13 +44,17 @@ EXPORTS = "exports"
 WORDS = "words"
 """The key of an exported result's name and note."""
 UNREAD = "will be read in a moment"
-IN_MEMORY = (
-    "Runs are kept in memory until this kernel ends; export what you need, or open it with another folder: "
-    "Workbench(folder=...)."
-)
 
 Read = Mapping[str, tuple[Stamp, Summary]]
 """What was read of files, by id."""
+
+
+def in_memory() -> str:
+    """What becomes of runs that no file can keep."""
+    return (
+        "Runs are kept in memory until this kernel ends; export what you need, or open it with another folder: "
+        f"{other_results()}."
+    )
 
 
 class History:
@@ -62,7 +66,7 @@ class History:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser()
-        self.problem = f"{why} {IN_MEMORY}" if (why := _not_writable(self.folder)) else ""
+        self.problem = f"{why} {in_memory()}" if (why := _not_writable(self.folder)) else ""
         self._sidecar = Sidecar(self.folder)
         self._memory: dict[str, tuple[KeptRun, Result, dict[str, Any]]] = {}
         self._known: dict[str, tuple[Stamp, Summary]] = {}
@@ -287,7 +291,7 @@ class History:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ResultError(
-                f"The folder {self.folder} cannot be created: {error.strerror}. Give another: Workbench(folder=...)."
+                f"The folder {self.folder} cannot be created: {error.strerror}. Give another: {other_results()}."
             ) from error
         return _free(self.folder, stem)
 
@@ -312,7 +316,7 @@ class History:
     def _tell(self, why: str) -> None:
         """Say why nothing can be written, if so; rows are others from now on."""
         if why:
-            self.problem = f"Runs cannot be kept in {self.folder}: {why.rstrip('.')}. {IN_MEMORY}"
+            self.problem = f"Runs cannot be kept in {self.folder}: {why.rstrip('.')}. {in_memory()}"
         self._rows = None
 
 
@@ -371,8 +375,7 @@ def _next_number(kind: str, entries: Mapping[str, Entry]) -> int:
 
 def _named(row: KeptRun, entry: Entry) -> KeptRun:
     """A row under the user's name, with note and pin; one of the user's own is "Compare 3" at first."""
-    first = f"{row.kind.capitalize()} {row.number}" if row.number and row.writable and not row.problem else row.name
-    name = visible(entry.name)[:LONGEST_NAME] or first
+    name = visible(entry.name)[:LONGEST_NAME] or row.first_name
     note = visible(entry.note)[:LONGEST_NOTE]
     return replace(row, name=name, subject=row.subject or row.name, note=note, pinned=entry.pinned)
 

@@ -385,6 +385,7 @@ class Watching:
         """While resting, nothing is sampled and no chart moves: measured runs are left alone."""
         if resting != self.resting:
             self._device.rest(resting)
+            self._live.snapshot()  # for a page that is reloaded meanwhile
         self.resting = resting
 
     def _keep_samples(self) -> None:

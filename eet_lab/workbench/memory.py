@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import plotly.graph_objects as go
@@ -11,6 +12,7 @@ from eet_lab.bench.run_memory import PASSES, RunMemory
 from eet_lab.figures.plans import HEAD, footprints, lines, packing
 from eet_lab.memory import Plan
 from eet_lab.memory.replays import Placed, side_by_side
+from eet_lab.techniques.memory_reuse import PLANNER_WORDS
 from eet_lab.workbench.threads import Answer, Background
 
 QUESTION = "planners"
@@ -71,10 +73,10 @@ class MemoryTab:
 
     def picks(self) -> list[dict[str, Any]]:
         """The lists to choose from, for the page."""
-        lists = (
+        lists: Sequence[tuple[str, str, list[Any], str]] = (
             ("run", "Run", list(self.runs), self._run),
             ("pass", "Pass", list(PASSES), self._phase),
-            ("planner", "Placed by", self._planners(), self._chosen()),
+            ("planner", "Placed by", [_option(name) for name in self._planners()], self._chosen()),
         )
         return [
             {"name": name, "label": label, "options": options, "value": value} for name, label, options, value in lists
@@ -83,7 +85,7 @@ class MemoryTab:
     def figure(self, height: int) -> go.Figure:
         """Where the planner that was picked puts the tensors, or what each would hold."""
         if self._chosen() == ALL:
-            return footprints(self._placed[self._key]).update_layout(height=height)
+            return footprints(self._named()).update_layout(height=height)
         fig = packing(self._plan()).update_layout(height=height, margin={"t": TITLE_PX, "b": 40})
         fig.layout.legend = LEGEND_BESIDE
         if "maxheight" in fig.layout.legend:  # else it is as high as the plot, and has a scrollbar
@@ -93,10 +95,10 @@ class MemoryTab:
 
     def tables(self) -> list[dict[str, Any]]:
         """Planners side by side, and what each run's KV cache was and how often it asked the driver."""
-        placed = self._placed.get(self._key)
+        placed = self._named()
         notes = [] if placed else ["Asking the other planners…"]
         facts = {"head": ["", *self.runs], "rows": _facts(self.runs), "notes": []}
-        return [{"head": list(HEAD), "rows": lines(placed or []), "notes": notes}, facts]
+        return [{"head": list(HEAD), "rows": lines(placed), "notes": notes}, facts]
 
     @property
     def story(self) -> str:
@@ -113,6 +115,10 @@ class MemoryTab:
         placed = [each.name for each in self._placed.get(self._key, ()) if each.plan]
         return [own, *placed, *([ALL] if placed else [])]
 
+    def _named(self) -> list[Placed]:
+        """What other planners would do, as the knob calls them."""
+        return [replace(each, name=_in_words(each.name)) for each in self._placed.get(self._key, ())]
+
     def _chosen(self) -> str:
         names = self._planners()
         return self._planner if self._planner in names else names[0]
@@ -122,6 +128,16 @@ class MemoryTab:
         own = self.runs[self._run].plan(self._phase)
         others = {each.name: each.plan for each in self._placed.get(self._key, ()) if each.plan}
         return others.get(self._planner) or own
+
+
+def _in_words(planner: str) -> str:
+    """A planner's name in the words of the knob."""
+    return PLANNER_WORDS.get(planner, planner)
+
+
+def _option(name: str) -> str | dict[str, str]:
+    """A planner to pick from a list, in words."""
+    return name if (words := _in_words(name)) == name else {"value": name, "label": words}
 
 
 def _facts(runs: Mapping[str, RunMemory]) -> Sequence[Sequence[str]]:

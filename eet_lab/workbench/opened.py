@@ -69,6 +69,12 @@ class SideBySide:
         """The second, from the first."""
         return answer.tiles_apart(*self.ends, self.of_others)
 
+    def headline(self) -> dict[str, Any]:
+        """What stands in the bar in place of an answer: nothing was measured of both in turn."""
+        said = "two kept runs side by side", self.of_others or "not timed in turn"
+        first, second = (row.label for row in self.rows)
+        return {"parts": [{"text": text, "kind": "plain"} for text in said], "about": f"{second}, from {first}"}
+
     def told(self) -> str:
         """What stands in the banner."""
         names = " and ".join(f"{row.label} ({row.recipe})" for row in self.rows)

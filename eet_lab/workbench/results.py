@@ -214,6 +214,11 @@ class Results:
         row = self.history.pinned()
         return BASELINE if row is None else row.recipe
 
+    def against_told(self) -> str:
+        """The same as it stands below the buttons: a run that a reader has named is called so."""
+        row = self.history.pinned()
+        return self.against() if row is None or row.name == row.first_name else row.name
+
     def recording(self) -> str:
         """The id of the recorded comparison of GPT-2 XL; "" where there is none."""
         rows = (row for row in self.history.rows() if row.recorded and row.kind == "compare")
@@ -223,6 +228,8 @@ class Results:
 
     def headline(self) -> dict[str, Any] | None:
         """The answer in a line; None before there is one."""
+        if self.opened and self.opened.pair:
+            return self.opened.pair.headline()
         result = self.result
         if result is None:
             return None
@@ -235,15 +242,15 @@ class Results:
         """
         shown = self.result
         if isinstance(shown, Ladder):
-            return effects(shown), "saved in this ladder"
-        if self.opened or model is None:
+            return effects(shown), "change in this ladder"
+        if self.setup or model is None:
             return {}, ""
         rows = [row for row in self.history.rows() if row.kind == "ladder" and not row.recorded and not row.problem]
         rows = [row for row in rows if row.weights in ("", visible(model.label))]
         wanted = model.name, model.label, model.device, tuple(prompts)
         for row in sorted(rows, key=lambda row: row.date, reverse=True)[:LADDERS]:
             if (ladder := self._opened_once(row)) is not None and _measured_on(ladder) == wanted:
-                return effects(ladder), f"saved in {row.name}"
+                return effects(ladder), f"change in {row.name}"
         return {}, ""
 
     def _opened_once(self, row: KeptRun) -> Ladder | None:

@@ -23,7 +23,7 @@ from eet_lab.codec import Bytes, Ms, Name, Text, Whole, content_of
 from eet_lab.errors import EETError, ResultError
 from eet_lab.labels import short_form
 from eet_lab.models.loading import is_demo
-from eet_lab.paths import write_whole
+from eet_lab.paths import other_results, write_whole
 from eet_lab.words import amount, counted, ms_words, visible
 
 Result = Comparison | Ladder | Run
@@ -96,6 +96,12 @@ class KeptRun(Summary):
     stamp: Stamp = (0, 0)
     number: int = 0
     subject: str = ""
+
+    @property
+    def first_name(self) -> str:
+        """What it is called until a reader names it: `Compare 3`."""
+        own = self.number and self.writable and not self.problem
+        return f"{self.kind.capitalize()} {self.number}" if own else self.name
 
     @property
     def when(self) -> str:
@@ -265,7 +271,7 @@ class Sidecar:
         except OSError as error:
             raise ResultError(
                 f"The names of runs cannot be written to {self._folder}: {error.strerror}. Give another folder: "
-                "Workbench(folder=...)."
+                f"{other_results()}."
             ) from error
 
     def _with_unwritten(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:

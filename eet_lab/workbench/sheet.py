@@ -27,8 +27,8 @@ NOTHING_ELSE: dict[str, Any] = {
 }  # fmt: skip
 """What the sheet shows beside the text that streams."""
 KEPT = (
-    "Kept with a run: numbers, texts, and a timeline if one was recorded. Memory addresses are shown for the newest "
-    "result only."
+    "A kept run has its numbers, its texts, and a timeline if one was recorded. It has no memory addresses: those are "
+    "shown of the newest result only."
 )
 
 

@@ -86,6 +86,12 @@ def test_the_workbench_is_there_without_a_key_and_after_a_reload_in_mid_run(star
     assert page.external == []
 
 
+ITS_END_IS_SEEN = """(card) => {
+  const { left, bottom } = card.getBoundingClientRect();
+  return card.contains(document.elementFromPoint(left + 20, bottom - 4));
+}"""
+
+
 def test_the_app_shows_no_code_and_compares(started: Any, page: Any) -> None:
     """Voila shows the notebook's widget: what is sent to it arrives, and what it draws is drawn."""
     pytest.importorskip("voila", reason="voila is not installed: pip install voila")
@@ -109,6 +115,14 @@ def test_the_app_shows_no_code_and_compares(started: Any, page: Any) -> None:
     page.wait_for_selector(".eet-figure .js-plotly-plot .scatterlayer .trace", timeout=20_000)
     assert page.answered_from_outside == []
     assert not page.get_by_text("Shift+Enter").is_visible(), "there is no cell to run"
+    assert page.locator("a[href*=ipynb]").count() == 0, "it would hide a lesson's code, too"
+    page.set_viewport_size({"width": 1440, "height": 700})
+    page.locator(".eet-tech-title").last.click()
+    card = page.locator(".eet-tech-card.eet-open")
+    assert card.evaluate(ITS_END_IS_SEEN), "it lies over what stands below"
+    page.locator(".eet-runs").evaluate("(runs) => runs.scrollIntoView({ block: 'end' })")
+    page.wait_for_function("() => document.querySelector('#rendered_cells').scrollTop > 20")
+    assert page.locator(".eet-bar").bounding_box()["y"] <= 0, "nothing shows above it"
 
     # What was found stays when the server ends, and so does the way to another.
     headline = page.locator(".eet-headline").inner_text()

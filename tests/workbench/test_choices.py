@@ -194,7 +194,7 @@ def test_prompts_are_added_edited_and_removed(bench: Workbench) -> None:
     do(bench, c.RemovePrompt(0), c.EditPrompt(2, "9"), c.EditPrompt(99, "late"), c.EditPrompt(-1, "no"))
     assert [each["text"] for each in prompts(bench)["rows"]] == [PROMPTS[1], "", "9", "3 4 5"]
     assert [each["tokens"] for each in prompts(bench)["rows"]] == [6, 1, 1, 3], "an empty prompt counts as BOS"
-    assert prompts(bench)["summary"] == "4, 1 to 6 tokens, 13 pads as a rectangle"
+    assert prompts(bench)["summary"] == "4, 1 to 6 tokens, 13 pads to equal length"
 
 
 def test_more_prompts_than_the_page_can_show_are_refused(bench: Workbench) -> None:

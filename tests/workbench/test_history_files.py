@@ -17,7 +17,7 @@ from eet_lab.errors import ResultError
 from eet_lab.paths import write_whole
 from eet_lab.workbench import Workbench, history, rows
 from eet_lab.workbench import commands as c
-from eet_lab.workbench.history import BATCH, UNREAD, History
+from eet_lab.workbench.history import BATCH, UNREAD, History, in_memory
 from eet_lab.workbench.rows import LOCK, SIDECAR, KeptRun, locked
 from eet_lab.workbench.views.runs import runs_state
 from workbench.driving import do, errors, full, own, read_all, shown
@@ -44,7 +44,9 @@ def day(row: KeptRun) -> str:
     return str(datetime.fromisoformat(row.date).astimezone().date())
 
 
-def test_a_folder_that_cannot_be_written_to_keeps_runs_in_memory(comparison: Comparison, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_to_keeps_runs_in_memory(
+    comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("in the way")
     kept = History(tmp_path / "file" / "folder")
     assert "is a file. Runs are kept in memory" in kept.problem, "from the start"
@@ -67,6 +69,8 @@ def test_a_folder_that_cannot_be_written_to_keeps_runs_in_memory(comparison: Com
         0
     ] == f"x-{day(row)}.csv"
     assert kept.problem.count(str(kept.folder)) == 1 and "Workbench(folder=...)" in kept.problem
+    monkeypatch.setenv("EET_LAB_RESULTS", str(tmp_path))  # of a command, whose page may hide all cells
+    assert in_memory().endswith(": eet-lab lab --dir FOLDER.")
     kept.delete(row.id)
     assert row.id not in {each.id for each in kept.rows()}
 

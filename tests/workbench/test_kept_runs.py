@@ -48,6 +48,10 @@ def test_the_last_ladder_is_opened_once_for_what_it_tells(bench: Workbench, monk
     bench.controller.results.history.add(newer, {})
     do(bench, c.Run())
     assert "in Ladder 2" in shown(bench, "techniques")["effects_of"], "not in Ladder 3, which is of another model"
+    first, second, *_ = (each["id"] for each in shown(bench, "runs")["rows"] if each["kind"] == "run")
+    do(bench, c.Tick(first, True), c.Tick(second, True), c.CompareTicked())
+    assert row(bench, "memory_reuse")["effect"], "it is of the choices, which stay"
+    do(bench, c.CloseRun())
     do(bench, c.EditPrompt(0, "Other words"))
     assert shown(bench, "techniques")["effects_of"] == "" and not row(bench, "memory_reuse")["effect"], "of others"
 
@@ -245,7 +249,9 @@ def test_words_of_what_is_over_are_taken_down(bench: Workbench) -> None:
     for kept in [each["id"] for each in shown(bench, "runs")["rows"] if each["writable"]]:
         do(bench, c.Tick(kept, True))
     do(bench, c.CompareTicked())
-    assert shown(bench, "bar")["headline"] is None and status(bench) == "ready"
+    assert status(bench) == "ready"
+    said = [part["text"] for part in shown(bench, "bar")["headline"]["parts"]]
+    assert said == ["two kept runs side by side", "not timed in turn"]
     do(bench, c.Export(kept, "csv"))
     assert shown(bench, "runs")["said"].startswith("Exported: ")
     do(bench, c.Upload("x.json", "!!"))
@@ -302,6 +308,8 @@ def test_compare_is_held_against_the_pinned_run(bench: Workbench) -> None:
     kept = next(row["id"] for row in shown(bench, "runs")["rows"] if row["shown"])
     do(bench, c.Pin(kept, True), c.Toggle("memory_reuse", True))
     assert shown(bench, "bar")["against"] == "all - memory reuse"
+    do(bench, c.Rename(kept, "baseline"))  # a name of the reader's, whatever it says
+    assert [shown(bench, "bar")[told] for told in ("against", "against_tip")] == ["baseline", "all - memory reuse"]
     for opened, against in (("compare-demo", "baseline"), ("compare-demo-int8", "all"), ("ladder-demo", "baseline")):
         do(bench, c.OpenRun(f"recorded:h200-{opened}"))
         assert shown(bench, "bar")["against"] == against, "its own, not that of the next Compare"

@@ -47,7 +47,7 @@ def test_run_streams_text_and_latency(bench: Workbench) -> None:
     assert bench.result.texts == tuple(text.strip() for text in live.stream.texts)
     assert status(bench).startswith("run done")
     assert len(tiles(bench)) == 4
-    assert tiles(bench)["Time per token"]["change"]["text"] == "watched once, not measured"
+    assert tiles(bench)["Time per token"]["change"]["text"] == "one run, no interval"
 
 
 def test_a_text_ends_before_the_token_that_ends_it(bench: Workbench) -> None:

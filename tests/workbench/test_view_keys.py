@@ -152,7 +152,7 @@ def test_a_card_that_is_closed_cuts_no_line(opened: Open) -> None:
             assert page.evaluate(CUT_LINES) == [], (width, large, name)
     show(page, {"techniques": techniques_state(state, "memory_reuse", {}, "", "all", read_only=False)})
     page.set_viewport_size({"width": 1406, "height": 786})
-    expect(page.locator(".eet-card-more")).to_have_text("knobs, how it works ▾")
+    expect(page.locator(".eet-card-more")).to_have_text("knobs and more ▾")
     expect(page.locator(".eet-card-more")).to_be_visible()
     page.locator(".eet-tech-card select").last.focus()
     expect(page.locator(".eet-tech-card.eet-open")).to_be_visible()

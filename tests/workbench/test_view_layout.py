@@ -29,12 +29,12 @@ HIDDEN = """(names) => [...document.querySelectorAll(names)].filter((each) => {
 }).map((each) => each.textContent)"""
 """What is cut, or does not lie in its own cell, head or card."""
 
-
 CUT = """(names) => [...document.querySelectorAll(names)].filter((each) => each.offsetParent && (
   each.scrollWidth > each.clientWidth + 1 || each.scrollHeight > each.clientHeight + 1))
 .map((each) => each.textContent)"""
 """What is in the page, and not all of it in view."""
-CAPTIONS = ".eet-sheet-told, .eet-effects-of, .eet-card-head > *, .eet-card-opener, .eet-number-change, .eet-tech-title"
+CAPTIONS = ".eet-sheet-told, .eet-recipe, .eet-effects-of, .eet-card-head > *"
+CAPTIONS += ", .eet-card-opener, .eet-number-change, .eet-tech-title"
 
 PLACES = [".eet-bar", ".eet-techniques", ".eet-tech-card", ".eet-inputs", ".eet-live", ".eet-numbers"]
 PLACES += [".eet-do-run", ".eet-do-compare", ".eet-do-ladder"]
@@ -78,7 +78,7 @@ def test_captions_and_progress_are_whole(opened: Open) -> None:
     row["needs"] = "needs Pre-padding, Mask removal"
     facts = "1.56 B parameters · 48 layers · 1,600 wide · context 1,024 · bfloat16 on cuda:0"
     laddered["bar"] |= {"facts": facts, "badge": {"text": "random weights: for timing", "kind": "warn"}}
-    laddered["bar"]["against"] = "all - mask removal - packed prefill"
+    laddered["bar"]["against"] = laddered["techniques"]["recipe"] = "all - mask removal - packed prefill"
     running["bar"]["status"]["text"] = "measuring, live view paused: baseline"
     page = opened(laddered)
     below = "(all) => all.map((each) => each.getBoundingClientRect().bottom)"
@@ -143,6 +143,7 @@ def test_all_of_a_run_is_in_view_and_nothing_covers_it(opened: Open, width: int,
     states = page_states.laddered()
     named = {"name": "My <b>ladder</b>", "note": "noisy box, a second one reading & more"}
     states["runs"]["rows"][0] |= {"recipe": "all - mask removal - packed prefill against all", **named}
+    states["runs"]["rows"][1]["about"] = f"gpt2-xl, 8 prompts, on {'Accelerator' * 12}"
     page = opened(states, width=width, large=large)  # 1270: JupyterLab at 1440 px
     assert page.locator(".eet-scroll").evaluate("(list) => list.scrollWidth - list.clientWidth") <= 0
     assert page.evaluate(HIDDEN, ".eet-name, .eet-run-recipe, .eet-note-text, .eet-name-more > :first-child") == []
@@ -361,7 +362,6 @@ RACE = """async ([css, source, race]) => {
   const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
   module.default.render({ model: { get: () => race, on() {}, off() {} }, el });
 }"""
-
 
 LINES = "(all) => all.map((each) => each.clientHeight / parseFloat(getComputedStyle(each).lineHeight))"
 

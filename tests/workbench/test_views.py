@@ -10,7 +10,7 @@ import pytest
 
 from eet_lab.figures.script import compact
 from eet_lab.paths import PACKAGE
-from eet_lab.workbench.history import IN_MEMORY
+from eet_lab.workbench.history import in_memory
 from eet_lab.workbench.page import DOM, VIEWS
 from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, packed
 from workbench import page_states
@@ -264,10 +264,23 @@ def test_a_file_is_sent_unless_it_is_too_large(opened: Open, tmp_path: Path) -> 
 def test_why_runs_cannot_be_kept_can_be_read(opened: Open, width: int, large: bool) -> None:
     states = page_states.compared()
     why = "Runs cannot be kept in eet-lab-results: /srv/notebooks/of-the-course is read-only, or not yours to write to."
-    states["runs"]["read_only_folder"] = f"{why} {IN_MEMORY}"
+    states["runs"]["read_only_folder"] = f"{why} {in_memory()}"
     said = opened(states, width=width, large=large).locator(".eet-runs .eet-said")
-    assert said.inner_text() == f"{why} {IN_MEMORY}"
+    assert said.inner_text() == f"{why} {in_memory()}"
     assert said.evaluate("(said) => said.scrollHeight - said.clientHeight") <= 0
+
+
+def test_why_a_file_cannot_be_read_is_whole_where_there_is_little_room(opened: Open) -> None:
+    states = page_states.laddered()
+    why = "is not a saved result: it is not JSON (Unterminated string starting at: line 1 column 2)"
+    states["runs"]["rows"][0] |= {"id": "cut", "name": "cut.json", "problem": why}
+    page = opened(states, width=500)
+    reason, tools = (
+        page.locator(f".eet-runs tbody {name}").first for name in (".eet-problem", ".eet-row-tools > span")
+    )
+    assert reason.evaluate("(reason) => reason.scrollWidth - reason.clientWidth") <= 0
+    place, beside = reason.bounding_box(), tools.bounding_box()
+    assert place["x"] + place["width"] <= beside["x"] < 500
 
 
 def test_a_file_that_is_exported_is_saved_by_the_browser_once(opened: Open) -> None:
@@ -335,10 +348,14 @@ def test_a_connection_that_is_lost_is_told_with_what_helps_there(opened: Open) -
     page.wait_for_selector("[role=alert]", state="detached")
     assert page.locator(".eet-do-run:enabled").count() == 1
 
+    assert page.locator(".eet-card-head a").inner_text() == "lesson 03"
     page.evaluate("document.body.dataset.voila = 'voila'")  # no cell is shown there
     page.evaluate("kernel.statusChanged.emit('autorestarting'); kernel.connectionStatusChanged.emit('connected')")
     told = page.wait_for_selector("[role=alert]").inner_text()
     assert "Reload the page" in told and "eet-lab lab --app" in told and "Shift+Enter" not in told
+    assert page.locator(".eet-card-head a").count() == 0, "an app would hide the lesson's code"
+    assert "eet-lab lab --notebook 03_memory_reuse" in page.locator(".eet-tech-card").inner_text()
+    assert "cell" not in page.locator(".eet-said").get_attribute("title")
 
     show(page, page_states.busy())
     assert page.locator(".eet-status-text").inner_text() == "This run has ended with its kernel."

@@ -4,7 +4,7 @@
 
 const EMPTY = [
   ["R", "Run", "generates with the techniques that are on, and shows it token by token."],
-  ["C", "Compare", "measures it against the baseline, or the pinned run: same prompts, weights and seed."],
+  ["C", "Compare", "measures the techniques that are on against the baseline, or the pinned run: same prompts, weights and seed."],
   ["L", "Ladder", "adds the techniques one by one, and shows what each one saves."],
 ];
 const LABELS = ["Time to first token", "Time per token", "Peak memory", "Same output?"];
@@ -43,7 +43,7 @@ function tabs(s, ui) {
     choose(s.tabs[to].name);
     event.currentTarget.children[to].focus();
   };
-  if (!s.tabs.length) return h("span", { class: "eet-tab-row", key: "no-tabs" }, s.mode === "running" ? "What is generated" : "Nothing measured yet");
+  if (!s.tabs.length) return h("span", { class: "eet-tab-row", key: "no-tabs" }, s.mode === "running" ? "What is generated" : "No result yet: press a button above, or open a run below");
   return h("div", { class: "eet-tab-row", role: "tablist", "aria-label": "Views of the result", key: "tabs", onkeydown }, s.tabs.map((t) =>
     h("button", { type: "button", role: "tab", key: t.name, "aria-selected": String(t.name === s.tab),
       tabIndex: t.name === s.tab ? 0 : -1, onclick: () => choose(t.name) }, t.title)));

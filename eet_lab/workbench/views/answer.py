@@ -294,6 +294,6 @@ def _run_tiles(run: Run) -> list[dict[str, Any]]:
         ("Peak memory", m.memory["peak"] / MiB, "MiB"),
         ("Throughput", _median(m.tokens_per_s), "tokens/s"),
     )
-    note = {"text": "stopped" if run.stopped else "watched once, not measured", "kind": "dim"}
+    note = {"text": "stopped" if run.stopped else "one run, no interval", "kind": "dim"}
     tip = "For numbers to compare, press Compare."
     return [_tile(label, value, unit, note, tip=tip) for label, value, unit in values]

@@ -51,7 +51,7 @@ function actions(s, ui) {
   });
   return h("div", { class: "eet-actions-block" },
     h("div", { class: "eet-line", role: "group", "aria-label": "Measure" }, buttons),
-    h("div", { class: "eet-under", title: s.against || null }, s.against && ["compared with ", h("b", null, s.against)]));
+    h("div", { class: "eet-under", title: s.against_tip || null }, s.against && ["compared with ", h("b", null, s.against)]));
 }
 
 // The same three lines in every state, so that nothing moves when a run starts or ends.
@@ -91,9 +91,8 @@ function banner(s, ui) {
     action && button({ class: "eet-soft", enabled: action.enabled, onclick: go }, action.label));
 }
 
-// Voila, which marks its pages, shows no cell to run again.
 function gone(ui) {
-  if (document.body.dataset.voila) return LOST_APP;
+  if (inApp()) return LOST_APP;
   return ui.lost ? LOST : GONE;
 }
 

@@ -88,11 +88,18 @@ def _card(state: State, name: str, read_only: bool) -> dict[str, Any]:
         "title": technique.title,
         "summary": technique.summary.replace("`", ""),
         "paragraphs": [pieces(paragraph) for paragraph in technique.card.split("\n\n")[1:]],
-        "lesson": {"label": f"lesson {lesson[:2]}", "href": _address(lesson)} if lesson else None,
+        "lesson": _lesson(lesson) if lesson else None,
         "source": _source(type(technique)),
         "why": why,
         "knobs": knobs_state(technique, enabled=why is None and not read_only),
     }
+
+
+def _lesson(lesson: str) -> dict[str, str]:
+    """A link to a lesson; for an app, which hides the code that the lesson is about, how to open it elsewhere."""
+    number = lesson[:2]
+    how = f"Lesson {number} has code to run, which an app hides. In a terminal: eet-lab lab --notebook {lesson}"
+    return {"label": f"lesson {number}", "href": _address(lesson), "elsewhere": how}
 
 
 def _address(lesson: str) -> str:
@@ -227,7 +234,7 @@ def _told(lengths: Sequence[int] | None) -> str:
     longest = max(lengths)
     pads = sum(longest - length for length in lengths)
     span = counted(longest, "token") if min(lengths) == longest else f"{min(lengths):,} to {counted(longest, 'token')}"
-    return f"{len(lengths):,}, {span}, {counted(pads, 'pad')} as a rectangle"
+    return f"{len(lengths):,}, {span}, {counted(pads, 'pad')} to equal length"
 
 
 def _generation(state: State, problem: str) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 // A small virtual DOM. `h` describes an element, `patch` makes a node's children look as described and changes as little
 // as it can, so that focus, caret, scroll and open folds stay. Strings become text nodes: nothing is read as HTML.
 
+// Voila marks its pages: an app shows no cell, so nothing there can be run again or changed by hand.
+const inApp = () => !!document.body.dataset.voila;
 const PROPERTIES = new Set(["disabled", "readOnly", "hidden", "tabIndex"]);
 const MINE_MS = 1000; // for so long a field keeps what was typed after it was left, until the kernel has answered
 

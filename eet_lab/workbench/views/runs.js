@@ -11,7 +11,7 @@ const RELOADED = "After a reload of a notebook that was not saved, run the cell 
 const list = view((s, ui) => [
   h("div", { class: "eet-head", key: "head" },
     h("h2", null, "Runs"),
-    h("span", { class: `eet-said ${!s.said && s.read_only_folder ? "eet-is-warn" : ""}`, role: "status", title: `${said(s, ui)}. ${RELOADED}` }, said(s, ui)),
+    h("span", { class: `eet-said ${!s.said && s.read_only_folder ? "eet-is-warn" : ""}`, role: "status", title: `${said(s, ui)}. ${inApp() ? "" : RELOADED}` }, said(s, ui)),
     h("span", { class: "eet-line" },
       button({ class: "eet-soft", enabled: s.can_compare, title: s.can_compare ? "The two that are ticked, side by side" : s.why_not,
         onclick: () => ui.send("compare_ticked") }, "Compare ticked"),

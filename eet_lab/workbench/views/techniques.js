@@ -93,14 +93,15 @@ function card(s, ui) {
     onclick: () => ui.local.open || setTimeout(() => open(true, ui)), // a tick box tells its change after the click
     "aria-label": `${c.title}, explained` },
     h("div", { class: "eet-card-head" }, h("h3", null, c.title), t && t.needs && h("span", null, t.needs),
-      c.lesson && h("a", { href: address(c.lesson.href), target: "_blank", rel: "noopener" }, c.lesson.label)),
+      c.lesson && !inApp() && h("a", { href: address(c.lesson.href), target: "_blank", rel: "noopener" }, c.lesson.label)),
     h("p", null, c.summary),
+    c.lesson && inApp() && h("p", { key: "lesson" }, c.lesson.elsewhere),
     c.why && h("p", { class: "eet-why-not eet-is-warn", key: "why" }, c.why),
     c.knobs.map((k) => knob(k, s, ui)),
     (c.paragraphs.length > 0 || c.source) && h("details", { key: "how", ontoggle: bringUp }, h("summary", null, "How it works"),
       c.paragraphs.map((p) => h("p", null, p.map((part) => (part.code ? h("code", null, part.text) : part.text)))),
       c.source && h("pre", { class: "eet-source", key: "source" }, c.source)),
-    h("span", { class: "eet-card-more", key: "more", "aria-hidden": "true" }, `${c.knobs.length ? "knobs, " : ""}how it works ▾`));
+    h("span", { class: "eet-card-more", key: "more", "aria-hidden": "true" }, `${c.knobs.length ? "knobs and " : ""}more ▾`));
 }
 
 // What a fold opens stands below the card's edge: the fold goes to its top, once the card is open too.
