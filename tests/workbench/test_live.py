@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from eet_lab.figures.memory_bar import bar, held_now
 from eet_lab.monitor import Sample
 from eet_lab.workbench import Workbench
+from eet_lab.workbench.engine_thread import Phase
 from workbench.driving import shown, turn, turn_until
 
 
@@ -96,3 +99,12 @@ def test_on_a_gpu_memory_is_three_kinds_of_lines_that_may_stop(
     turn_until(bench, lambda: live.memory.note)
     assert live.memory.note == "used (NVML): NVML: GPU is lost"
     assert live.load.note == "power: NVML: GPU is lost"
+
+
+def test_a_page_that_is_reloaded_while_recipes_are_timed_has_the_texts_so_far(bench: Workbench) -> None:
+    watching, stream = bench.controller.watching, bench.controller.page.live.stream
+    watching.begin(["a prompt"], str)
+    stream.push([(0, 5), (0, 6)])
+    watching.enter(Phase("baseline", watched=False, series=0))
+    assert json.loads(stream.snapshot)["counts"] == [2], "nothing is sent until the timing is over"
+    watching.leave(in_vain=False)

@@ -4,7 +4,7 @@
 
 const EMPTY = [
   ["R", "Run", "generates with the techniques that are on, and shows it token by token."],
-  ["C", "Compare", "measures the techniques that are on against the baseline, or the pinned run: same prompts, weights and seed."],
+  ["C", "Compare", "measures these techniques against the baseline or the pinned run: same prompts, weights and seed."],
   ["L", "Ladder", "adds the techniques one by one, and shows what each one saves."],
 ];
 const LABELS = ["Time to first token", "Time per token", "Peak memory", "Same output?"];
