@@ -26,10 +26,7 @@ NOTHING_ELSE: dict[str, Any] = {
     "note": None, "tabs": [], "picks": [], "tools": {"scale": None, "exports": []}, "tables": [], "words": [],
 }  # fmt: skip
 """What the sheet shows beside the text that streams."""
-KEPT = (
-    "A kept run has its numbers, its texts, and a timeline if one was recorded. It has no memory addresses: those are "
-    "shown of the newest result only."
-)
+KEPT = "Kept runs have no memory addresses: these are shown for the newest result only."
 
 
 @dataclass(frozen=True)
