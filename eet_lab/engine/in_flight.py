@@ -84,7 +84,7 @@ class Results:
         return tuple(self._each[number] for number in range(len(self._each))) if self._rows is None else self._rows
 
 
-class _List:
+class _Reading:
     """Texts that are read, and what has come of them."""
 
     def __init__(self, num_texts: int, task: TextTask, begin: float) -> None:
@@ -97,13 +97,13 @@ class InFlight:
 
     def __init__(self, task: TextTask, on_read: Callable[[Run], object], progress: Progress | None) -> None:
         self._task, self._on_read, self._progress = task, on_read, progress
-        self._lists = deque[_List]()
-        self._passes = deque[tuple[_List, Group, Arriving]]()
+        self._lists = deque[_Reading]()
+        self._passes = deque[tuple[_Reading, Group, Arriving]]()
         self._last_end = 0.0
 
     def begin(self, num_texts: int, begin: float) -> None:
         """The passes that are added from now on are those of a list of so many texts, begun at this time."""
-        self._lists.append(_List(num_texts, self._task, begin))
+        self._lists.append(_Reading(num_texts, self._task, begin))
         self._tell()
 
     def add(self, group: Group, arriving: Arriving, planned_bytes: int) -> None:
@@ -117,11 +117,10 @@ class InFlight:
         while self._passes and (len(self._passes) > most or self._passes[0][-1].is_there):
             reading, group, arriving = self._passes.popleft()
             reading.results.put(group.numbers, arriving.received(), arriving.sizes)
-            reading.done, reading.passes = reading.done + len(group.numbers), reading.passes + 1
-            reading.tokens, reading.computed = (
-                reading.tokens + group.num_tokens,
-                reading.computed + group.computed_tokens,
-            )
+            reading.done += len(group.numbers)
+            reading.passes += 1
+            reading.tokens += group.num_tokens
+            reading.computed += group.computed_tokens
             if self._progress is not None:
                 self._progress(reading.done, reading.num_texts, "texts")
             self._tell()
