@@ -122,7 +122,7 @@ def edit(folder, change):
 @pytest.mark.parametrize(
     "change, says",
     [
-        (lambda s: s.pop("transformer.h.1.mlp.c_fc.weight"), "lacks 1 tensors .h.1.mlp.c_fc.weight"),
+        (lambda s: s.pop("transformer.h.1.mlp.c_fc.weight"), "lacks 1 tensor .h.1.mlp.c_fc.weight"),
         (
             lambda s: s.update({"transformer.h.9.ln_1.weight": torch.ones(48)}),
             "no place for .h.9.ln_1.weight",

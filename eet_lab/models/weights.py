@@ -22,7 +22,7 @@ from eet_lab.models.values import named
 from eet_lab.models.vision import AnyEncoder
 from eet_lab.monitor import free_bytes_of
 from eet_lab.ops.oom import memory_for
-from eet_lab.words import MiB, some
+from eet_lab.words import MiB, counted, some
 
 REMEDY = "Close other models, or use half precision or a smaller model."
 HEAD = "lm_head.weight"
@@ -215,7 +215,7 @@ def _check(tensors: Mapping[str, Tensor], wanted: list, config: Config, source: 
         shapes |= dict(zip(entry.names, entry.shapes(shape), strict=True))
     missing, extra = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
     kind = f"{'an' if title[0] in 'AEIO' else 'a'} {title}"
-    problems = [f"lacks {len(missing)} tensors ({some(missing)})"] if missing else []
+    problems = [f"lacks {counted(len(missing), 'tensor')} ({some(missing)})"] if missing else []
     problems += [f"has {len(extra)} that {kind} has no place for ({some(extra)})"] if extra else []
     for name in filter(tensors.__contains__, shapes):
         if tuple(tensors[name].shape) != shapes[name]:
