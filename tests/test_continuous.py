@@ -356,12 +356,13 @@ def test_one_that_steps_in_another_thread_is_refused(decoder):
     assert len(engine.add([3], Settings(4, temperature=0.5)).prompt) == 1, "nobody is in flight any more"
 
 
-def test_bad_requests_are_told_and_nothing_is_lost(decoder, alone):
-    engine = engine_of(decoder, "paged", columns=40)
+@pytest.mark.parametrize("store", STORES)
+def test_bad_requests_are_told_and_nothing_is_lost(decoder, alone, store):
+    engine = engine_of(decoder, store, columns=40)
     request = engine.add([1, 2], Settings(5))
     for prompt, settings, says in (
         ([1] * 300, Settings(5), "context of 256 tokens"),
-        ([1] * 38, Settings(9), "whose room is 40 tokens"),
+        ([1] * 38, Settings(9), "room is 40 tokens. Ask for at most 2 new tokens, .* by Engine.reserve"),
         ([99], Settings(5), "the model's vocabulary ends at 60"),
         ("text", Settings(5), "is text"),
     ):
@@ -373,7 +374,7 @@ def test_bad_requests_are_told_and_nothing_is_lost(decoder, alone):
     engine.cancel(gone)
     with pytest.raises(ScheduleError, match="cannot be cancelled"):
         engine.cancel(gone)
-    with pytest.raises(ScheduleError, match="unknown"):
+    with pytest.raises(ScheduleError, match="unknown .* Cancel it where it was added"):
         engine.cancel("that one")
     while not request.done:
         engine.step()

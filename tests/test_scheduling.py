@@ -215,10 +215,14 @@ def test_what_cannot_be_is_told(wrong, says):
 @pytest.mark.parametrize(
     ("length", "new", "says"),
     [
-        (50, 15, "has 50 tokens; with 15 new ones it would pass the model's context of 64 tokens. Ask for at most 14"),
-        (64, 1, "the model's context of 64 tokens. Shorten the prompt"),
-        (30, 12, "it would pass the KV cache, which holds 40 columns. Ask for at most 11 new"),
-        (41, 1, "which holds 40 columns. Shorten the prompt"),
+        (50, 15, "would pass the model's context of 64 tokens. Ask for at most 14 new tokens, or shorten the prompt."),
+        (64, 1, "has 64 tokens; with 1 new one it would pass the model's context of 64 tokens. Shorten the prompt."),
+        (
+            30,
+            12,
+            "with 12 new ones it would pass the KV cache, which holds 40 columns. Ask for at most 11 new .* or give",
+        ),
+        (41, 1, "which holds 40 columns. Shorten the prompt, or give the KV cache more (pages|columns)."),
     ],
 )
 @pytest.mark.parametrize("ledger", [lambda: PageLedger(1 + 5, 8, 4), lambda: Slab(4, 40)], ids=["pages", "slab"])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from eet_lab.errors import PromptError, did_you_mean
+from eet_lab.scheduling.request import to_fit
 from eet_lab.scheduling.whole import MOST, MOST_SEED, is_real, is_whole
 from eet_lab.words import counted, told
 
@@ -145,7 +146,7 @@ def checked_prompts(
         length, new_tokens = len(rows[longest]), each[longest].max_new_tokens
         raise PromptError(
             f"Prompt {longest + 1} has {length} tokens; with {new_tokens} new ones it would pass the model's "
-            f"context of {config.context} tokens. {remedy(config.context - length)}"
+            f"context of {config.context} tokens. {to_fit(config.context - length)}"
         )
     return rows
 
@@ -244,7 +245,7 @@ def checked_columns(num_rows: int, prompt_tokens: int, max_new_tokens: int, conf
     if columns > config.context:
         raise PromptError(
             f"prompt_tokens is {prompt_tokens:,}; with {max_new_tokens} new ones it would pass the model's context of "
-            f"{config.context} tokens. {remedy(config.context - prompt_tokens)}"
+            f"{config.context} tokens. {to_fit(config.context - prompt_tokens)}"
         )
     return columns
 
@@ -277,8 +278,3 @@ def checked_bytes(name: str, value: int | None) -> None:
     """PromptError for what is no number of bytes; None is fine."""
     if value is not None and not is_whole(value, 0):
         raise PromptError(f"{name} is {told(value)}, but it must be a whole number of bytes from 0 on, or None.")
-
-
-def remedy(room: int) -> str:
-    """What to do about a prompt that leaves room for so many new tokens."""
-    return f"Ask for at most {room} new tokens, or shorten it." if room > 0 else "Shorten the prompt."

@@ -17,12 +17,12 @@ from eet_lab.engine.logprobs import LogprobLog
 from eet_lab.engine.meta_trace import RequestShape, pass_name
 from eet_lab.engine.stream import PassTokens, StepTokens, open_stream
 from eet_lab.engine.token_buffer import Arrival, RequestSettings, SlotTable, num_numbers_of_changes
-from eet_lab.errors import PromptError
 from eet_lab.ops.types import Batch, Choice, Keys
 from eet_lab.parts.batches import batch_of, decode_batch
 from eet_lab.parts.buckets import rounded_up
 from eet_lab.progress import Cancel
 from eet_lab.scheduling import Held, Request, Row, Schedule, Scheduler
+from eet_lab.scheduling.request import check_length
 
 if TYPE_CHECKING:
     from eet_lab.engine.engine import Engine
@@ -144,13 +144,9 @@ class Slots:
     def check(self, requests: Sequence[Request]) -> None:
         """PromptError for one that is longer than a slot, or than all pages."""
         longest = max(requests, key=lambda each: each.full_length)
+        slot = f"its slot, whose room is {self.capacity:,} tokens"
+        check_length(longest, self.capacity, slot, "make room by Engine.reserve while no request is in flight")
         self.scheduler.check(longest)
-        if longest.full_length > self.capacity:
-            raise PromptError(
-                f"The prompt has {len(longest.prompt):,} tokens; with {longest.max_new_tokens:,} new ones it would "
-                f"pass its slot, whose room is {self.capacity:,} tokens. Ask for fewer, or make room by Engine.reserve "
-                "while no request is in flight."
-            )
 
     def cancel(self, request: Request) -> None:
         """The request leaves now, and its tokens that are still on their way to the host are dropped.

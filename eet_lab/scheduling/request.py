@@ -89,3 +89,18 @@ class Row(NamedTuple):
     start: int
     count: int  # type: ignore[assignment]  # not tuple.count
     tells: bool  # that is all there is to read, so the pass tells the next token
+
+
+def check_length(request: Request, most: int, limit: str, *others: str) -> None:
+    """PromptError for a request of more than `most` tokens, which is `limit`; `others` are further remedies."""
+    if request.full_length > most:
+        length, new = len(request.prompt), counted(request.max_new_tokens, "new one")
+        remedy = to_fit(most - length, *others)
+        raise PromptError(f"The prompt has {counted(length, 'token')}; with {new} it would pass {limit}. {remedy}")
+
+
+def to_fit(room: int, *others: str) -> str:
+    """What to do about a prompt that leaves room for so many new tokens."""
+    ways = [*([f"ask for at most {counted(room, 'new token')}"] if room > 0 else []), "shorten the prompt", *others]
+    remedy = f"{', '.join(ways[:-1])}, or {ways[-1]}" if ways[1:] else ways[0]
+    return f"{remedy[0].upper()}{remedy[1:]}."

@@ -6,9 +6,9 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 
-from eet_lab.errors import PromptError, ScheduleError
-from eet_lab.scheduling.pages import Ledger
-from eet_lab.scheduling.request import Request, Row
+from eet_lab.errors import ScheduleError
+from eet_lab.scheduling.pages import Ledger, PageLedger
+from eet_lab.scheduling.request import Request, Row, check_length
 from eet_lab.scheduling.schedule import Schedule
 from eet_lab.scheduling.whole import MOST
 from eet_lab.words import told
@@ -52,18 +52,10 @@ class Scheduler:
 
     def check(self, request: Request) -> None:
         """PromptError for one that could never be served."""
-        for most, limit in (
-            (self.context, f"the model's context of {self.context:,} tokens"),
-            (self.ledger.most_columns + 1, f"the KV cache, which holds {self.ledger.most_columns:,} columns"),
-        ):
-            if request.full_length > most:
-                length = len(request.prompt)
-                room = most - length
-                remedy = f"Ask for at most {room:,} new tokens, or shorten it." if room > 0 else "Shorten the prompt."
-                raise PromptError(
-                    f"The prompt has {length:,} tokens; with {request.max_new_tokens:,} new ones it would pass {limit}."
-                    f" {remedy}"
-                )
+        columns, unit = self.ledger.most_columns, "pages" if isinstance(self.ledger, PageLedger) else "columns"
+        check_length(request, self.context, f"the model's context of {self.context:,} tokens")
+        cache = f"the KV cache, which holds {columns:,} columns"
+        check_length(request, columns + 1, cache, f"give the KV cache more {unit}")
 
     def next(self) -> list[Row]:
         """What the next pass reads: a token of each row that decodes, then as much of the prompts as fits beside them.
@@ -132,7 +124,7 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
         else:
-            raise ScheduleError(f"{_named(request)} is unknown to this scheduler. Add it first.")
+            raise ScheduleError(f"{_named(request)} is unknown to this scheduler. Cancel it where it was added.")
         request.status = "finished"
 
     def _admit(self) -> None:

@@ -11,11 +11,12 @@ import traitlets as T
 
 from eet_lab.bench.workloads import DEMO_PROMPTS
 from eet_lab.devices import kind_of, present
-from eet_lab.engine.settings import Settings, remedy
+from eet_lab.engine.settings import Settings
 from eet_lab.errors import EETError, PromptError, RecipeError, did_you_mean
 from eet_lab.knobs import read_knobs
 from eet_lab.labels import short_form
 from eet_lab.models import PRESETS, Config, Model
+from eet_lab.scheduling.request import to_fit
 from eet_lab.technique import Recipe, Technique, known, obstacle, registry
 from eet_lab.words import counted
 from eet_lab.workbench import commands as c
@@ -223,7 +224,7 @@ def problem(state: State, model: Model | None, rows: Sequence[Sequence[int]] | N
     if length + new > context:
         return (
             f"Prompt {-first} has {length} tokens; with {new} new ones that is {length + new}, past the context of "
-            f"{context}. {remedy(context - length)}"
+            f"{context}. {to_fit(context - length)}"
         )
     return None
 
