@@ -157,9 +157,7 @@ class Engine(BaseEngine[Decoder]):
         Errors: ScheduleError for one that is unknown here, or has left.
         """
         if self._slots is None:
-            raise ScheduleError(
-                f"{request!r:.80} is unknown to this engine: no request is in flight. Cancel it where it was added."
-            )
+            raise ScheduleError(f"{request!r:.80} is unknown: no request is in flight. Cancel it where it was added.")
         self._checked_slots("cancel").cancel(request)
 
     def _filling(self, num_rows: int, columns: int) -> list[list[int]]:
