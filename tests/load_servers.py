@@ -44,8 +44,8 @@ class Asked(NamedTuple):
 
 
 @contextmanager
-def serving(answer: Callable[[Asked], Awaitable[bool | None]]) -> Iterator[str]:
-    """The URL of a server whose POSTs are answered so; False ends the connection."""
+def serving(answer: Callable[[Asked], Awaitable[bool | None]], status: int = 200) -> Iterator[str]:
+    """The URL of a server whose POSTs are answered so; False ends the connection. It tells its models with `status`."""
     loop, numbers = asyncio.new_event_loop(), iter(range(1_000_000))
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -56,7 +56,7 @@ def serving(answer: Callable[[Asked], Awaitable[bool | None]]) -> Iterator[str]:
                 body = json.loads(await reader.readexactly(length) or b"null")
                 asked = Asked(next(numbers) if length else -1, head.split()[1], body, writer)
                 if asked.path.endswith("/models"):
-                    asked.whole(MODELS)
+                    asked.whole(MODELS, status)
                 elif await answer(asked) is False:
                     break
                 await writer.drain()

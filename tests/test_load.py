@@ -147,6 +147,13 @@ def test_every_outcome_is_counted_with_its_reason():
     assert found.goodput() == found.requests_per_s == pytest.approx(2 / found.span_s)
 
 
+def test_a_server_that_wants_a_key_is_told_apart():
+    with serving(say_three, 401) as url:
+        for key, said in ((None, "asks for an API key, and none was given"), ("a", "takes another API key")):
+            with pytest.raises(SetupError, match=f"{said}. Give the server's key .api_key, or --api-key-file FILE"):
+                run_load(Target(url, api_key=key), due(0.0))
+
+
 def test_what_is_never_answered_is_lost_after_its_time():
     async def never(asked):
         await asyncio.sleep(30)

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help="a file with the key that clients must bring (others see words)",
+        help="a file with the key that clients must bring (other users of the machine can read a command's words)",
     )
     for name, kind, metavar, text in OPTIONS:
         parser.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)

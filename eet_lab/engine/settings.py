@@ -25,6 +25,8 @@ MOST_LOGPROBS = 20
 """The most tokens that are told beside a chosen one: OpenAI's limit for chats, and vLLM's default."""
 COLDEST = 1e-4
 """The lowest temperature that still draws: far below it, scores overflow in fp32."""
+HOTTEST = 1e4
+"""The highest one: every token is as likely as the others by then, and far above it fp32 ends."""
 WRITTEN = np.dtype([("kind", "u1"), ("value", "<i4")])
 """What marshal makes of an int of 32 bits, and of a list, whose items follow."""
 
@@ -51,8 +53,8 @@ class Settings:
         limits = {
             "max_new_tokens": (is_whole(self.max_new_tokens, 1, MOST), f"a whole number from 1 to {MOST:,}"),
             "temperature": (
-                is_real(self.temperature) and (self.temperature == 0 or self.temperature >= COLDEST),
-                f"0 (greedy) or a finite number of at least {COLDEST}",
+                is_real(self.temperature) and (self.temperature == 0 or COLDEST <= self.temperature <= HOTTEST),
+                f"0 (greedy) or from {COLDEST} to {HOTTEST:,.0f}",
             ),
             "top_k": (is_whole(self.top_k, 0, MOST), f"0 (no limit) or a whole number up to {MOST:,}"),
             "top_p": (is_real(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1 (no limit)"),

@@ -16,6 +16,7 @@ from eet_lab.serving.completions import chat, complete
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.front import Front
 from eet_lab.serving.gate import Gate
+from eet_lab.words import told
 
 
 async def _embed(front: Front, request: Request) -> Response:
@@ -49,8 +50,7 @@ def app_of(front: Front) -> Gate:
     app = FastAPI(title="EET Lab", version=__version__, docs_url=None, redoc_url=None)
     for path, handler in POSTS.items():
         app.add_api_route(path, _served(front, handler), methods=["POST"], name=handler.__name__.strip("_"))
-    gets: dict[str, Handler] = {"/health": _health, "/metrics": _metrics, "/v1/models": _models}
-    for path, handler in gets.items():
+    for path, handler in GETS.items():
         app.add_api_route(path, _served(front, handler), methods=["GET"], name=handler.__name__.strip("_"))
     app.add_api_route("/v1/models/{name:path}", _served(front, _model), methods=["GET"], name="model")
     app.add_exception_handler(ApiError, _told)
@@ -106,6 +106,9 @@ def _described(front: Front) -> dict[str, object]:
     }
 
 
+GETS: dict[str, Handler] = {"/health": _health, "/metrics": _metrics, "/v1/models": _models}
+
+
 async def _told(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     # In ASCII: a message may quote what no encoding takes.
@@ -115,7 +118,11 @@ async def _told(request: Request, error: Exception) -> Response:
 async def _not_found(request: Request, error: Exception) -> Response:
     """A route or a method that does not exist."""
     assert isinstance(error, HTTPException)
-    return await _told(request, ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}."))
+    there = f"POST is for {', '.join(POSTS)}, and GET for {', '.join(GETS)}"
+    asked = f"{told(request.method)[1:-1]} {told(request.url.path)}"
+    response = await _told(request, ApiError(error.status_code, f"{asked}: {error.detail}. {there}."))
+    response.headers.update(error.headers or {})  # which methods there are
+    return response
 
 
 async def _failed(request: Request, error: Exception) -> Response:

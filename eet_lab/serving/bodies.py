@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from eet_lab.codec import SURROGATE
 from eet_lab.engine.settings import MOST_LOGPROBS
 from eet_lab.errors import did_you_mean
+from eet_lab.scheduling.whole import MOST
 from eet_lab.serving.errors import ApiError, bad
 from eet_lab.words import told, too_many_digits
 
@@ -72,7 +73,7 @@ class Sampled(Body):
     n: int = Field(default=1, ge=1, le=MOST_CHOICES)
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     stop: Any = None
-    stop_token_ids: list[int] = Field(default=[], max_length=MOST_STOPS)
+    stop_token_ids: list[Annotated[int, Field(ge=0, le=MOST)]] = Field(default=[], max_length=MOST_STOPS)
     ignore_eos: bool = False
     min_tokens: int = Field(default=0, ge=0)
     stream: bool = False
@@ -166,8 +167,16 @@ Kind = TypeVar("Kind", bound=Body)
 
 def parsed(raw: bytes, kind: type[Kind]) -> Kind:
     """A body as it was sent; ApiError, with the field, for what is none."""
+    constants: list[str] = []
+
+    def no_number(name: str) -> object:
+        constants.append(name)
+        return object()  # which no JSON can be made of
+
     try:
-        found = json.loads(raw.decode(), parse_constant=_no_number, object_pairs_hook=_object)
+        found = json.loads(raw.decode(), parse_constant=no_number, object_pairs_hook=_object)
+        if constants:
+            raise _not_finite(found, constants[0])
     except UnicodeDecodeError as error:
         raise bad(f"The body is no UTF-8: {error.reason} at byte {error.start}.") from error
     except RecursionError as error:
@@ -200,8 +209,15 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+def _not_finite(found: Any, constant: str) -> ApiError:
+    """NaN or an infinity, which Python reads, and the field that holds it."""
+    for name, value in found.items() if isinstance(found, dict) else ():
+        try:
+            json.dumps(value)
+        except TypeError:
+            shown = name[:60]
+            return bad(f"{ascii(shown)[1:-1]} has {constant}, which is no number of JSON. Give a finite one.", shown)
+    return bad(f"The body is no JSON: {constant} is no number of it.")
 
 
 def _of(error: ValidationError, kind: type[Body]) -> ApiError:

@@ -72,6 +72,8 @@ async def _answered(
     front: Front, request: Request, body: Sampled, asked: Callable[[], Awaitable[Asked]], form: Form
 ) -> Response:
     """What was answered before, or what the engine says to `asked`."""
+    if body.stream_options is not None and not body.stream:
+        raise bad("stream_options is only for a stream. Add stream=true, or leave it out.", "stream_options")
     key, ticket = front.cache.key_of(request.url.path, body), request.state.ticket
     if (found := await front.kept(key, request)) is not None:
         replay = Replay(found, ticket.since + front.options.request_s)

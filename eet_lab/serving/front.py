@@ -137,7 +137,9 @@ class Front:
     def check_kind(self, wants_encoder: bool, path: str) -> None:
         """400 for what such a model cannot do."""
         if wants_encoder != self.is_encoder:
-            kind = "an encoder, which generates nothing" if self.is_encoder else "a decoder, which makes no vectors"
+            kind = "a decoder, which makes no vectors. Use /v1/completions"
+            if self.is_encoder:
+                kind = "an encoder, which generates nothing. Use /v1/embeddings or /v1/classify"
             raise ApiError(400, f"{path} is not served: {self.name} is {kind}.", "model", "wrong_kind")
 
     def look_for_template(self) -> asyncio.Task[ChatTemplate | None]:

@@ -125,7 +125,7 @@ async def read_body(receive: Receive, options: Options) -> bytes:
                 if not message.get("more_body", False):
                     return b"".join(parts)
     except TimeoutError:
-        raise ApiError(408, f"The body took longer than {plain(options.body_s)} s.") from None
+        raise ApiError(408, f"The body took longer than {plain(options.body_s)} s. Send it at once.") from None
 
 
 async def disconnected(receive: Receive) -> None:

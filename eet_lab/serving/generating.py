@@ -194,7 +194,11 @@ def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | No
             )
         new_tokens = room if asked is None else asked
         if body.min_tokens and (not body.ignore_eos or body.min_tokens > new_tokens):
-            raise bad("min_tokens is only supported with ignore_eos=true, and up to max_tokens.", "min_tokens")
+            raise bad(
+                f"min_tokens is {told(body.min_tokens)}, but it is only supported with ignore_eos=true, and up to "
+                f"max_tokens ({new_tokens:,}). Leave it out, or add ignore_eos.",
+                "min_tokens",
+            )
         try:
             chosen = body.temperature, max(body.top_k, 0), body.top_p
             found.append(Settings(new_tokens, *chosen, seed, tuple(sorted(stop)), logprobs))

@@ -23,8 +23,10 @@ from eet_lab.serving.front import Front
 from eet_lab.serving.gate import App, Receive, Scope, Send, new_id, written
 from eet_lab.serving.lifecycle import Lifecycle
 from eet_lab.serving.options import Options
-from eet_lab.words import plain
+from eet_lab.words import plain, sized
 
+MOST_HEADERS = 65_536
+"""Bytes of a request before its body, or between two chunks of that."""
 LAST_S = 2
 """Seconds for answers that were ended to reach their clients, before connections are cut."""
 LOOK_S = 0.02
@@ -59,6 +61,7 @@ class Server(Lifecycle):
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=LAST_S,
+            h11_max_incomplete_event_size=MOST_HEADERS,
         )
         self._uvicorn = _Uvicorn(config)
 
@@ -210,8 +213,13 @@ class PatientProtocol(H11Protocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls where h11 cannot read what came."""
-        self._refuse(bad("What came is no valid HTTP/1.1 request. Send one, unencrypted."))
+        """What uvicorn calls where h11 cannot read what came, while it handles h11's error."""
+        error = sys.exception()
+        if getattr(error, "error_status_hint", 400) == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+            self._refuse(ApiError(431, f"The request's headers have more than {sized(MOST_HEADERS)}. Send fewer."))
+        else:
+            why = str(error).partition(":")[0]  # what follows quotes the client
+            self._refuse(bad(f"What came is no valid HTTP/1.1 request ({why}). Send one, unencrypted."))
 
     def _refuse(self, error: ApiError) -> None:
         """Answer what no app can, unless an answer has begun, and end the connection."""

@@ -144,7 +144,8 @@ def test_a_server_warms_up_what_it_answers_with(bert, served, reader):
 def test_an_encoder_generates_nothing(post):
     for path in ("/v1/completions", "/v1/chat/completions"):
         answer = post(path, {"prompt": "a"})
-        assert answer.status_code == 400 and "an encoder" in answer.json()["error"]["message"]
+        assert answer.status_code == 400
+        assert re.search("an encoder.*Use /v1/embeddings or /v1/classify", answer.json()["error"]["message"])
 
 
 def noted(engine, monkeypatch, note):

@@ -48,7 +48,8 @@ def checked(answer: httpx.Response, status: int, param: str | None) -> str:
     ("fields", "param", "said"),
     [
         ({"temperature": -0.5}, "temperature", "-0.5"),
-        ({"temperature": 1e-9}, "temperature", "1e-09.*at least 0.0001"),
+        ({"temperature": 1e-9}, "temperature", "1e-09.*from 0.0001 to"),
+        ({"temperature": 1e300}, "temperature", r"1e\+300.*0\.0001 to 10,000"),
         ({"temperature": "1"}, "temperature", "'1'"),
         ({"top_p": 0}, "top_p", "0"),
         ({"top_p": 1.5}, "top_p", "1.5"),
@@ -102,7 +103,10 @@ def checked(answer: httpx.Response, status: int, param: str | None) -> str:
         ({"best_of": 2}, "best_of", "not supported yet"),
         ({"echo": True}, "echo", "not supported yet"),
         ({"presence_penalty": 0.5}, "presence_penalty", "not supported yet"),
-        ({"min_tokens": 5}, "min_tokens", "ignore_eos"),
+        ({"min_tokens": 5}, "min_tokens", r"is 5, .*ignore_eos=true.*max_tokens \(16\)"),
+        ({"stop_token_ids": [-5]}, "stop_token_ids.0", "-5.*greater than or equal to 0"),
+        ({"stop_token_ids": [10**4000]}, "stop_token_ids.0", r"^.{,200}$"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "Add stream=true"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "is 0, but demo reads 1 to 1,008.*16 new ones.*-1"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-2"),
         ({"truncate_prompt_tokens": True}, "truncate_prompt_tokens", "True"),
@@ -135,7 +139,22 @@ def test_log_probabilities_that_a_chat_cannot_have(fields, param, said):
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_a_temperature_that_is_no_number(post, value):
     answer = post(TEXT, b'{"prompt": "a", "temperature": %s}' % value.encode())
-    checked(answer, 400, "temperature" if value == "1e999" else None)
+    assert re.search("finite", checked(answer, 400, "temperature"))
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        (b'{"prompt": [NaN], "temperature": 1e999}', "prompt", r"^prompt has NaN.*no number of JSON\. Give a finite"),
+        (b'{"metadata": {"a": [-Infinity]}}', "metadata", "^metadata has -Infinity"),
+        (b'{"%s": NaN}' % (b"\\u00e9" * 999), "\u00e9" * 60, r"^(\\xe9){60} has NaN"),
+        (b"[NaN]", None, "no JSON: NaN"),
+        (b'{"prompt": NaN, "prompt": "a"}', None, "no JSON: NaN"),
+    ],
+)
+def test_the_field_of_what_json_has_not(post, body, param, said):
+    message = checked(post(TEXT, body), 400, param)
+    assert re.search(said, message), message
 
 
 @pytest.mark.parametrize(
@@ -169,13 +188,14 @@ def test_a_model_without_a_chat_template(post):
 
 def test_what_a_decoder_does_not_serve(post):
     for path in ("/v1/embeddings", "/v1/classify"):
-        assert "a decoder" in checked(post(path, {"input": "a"}), 400, "model")
+        assert re.search("a decoder.*Use /v1/completions", checked(post(path, {"input": "a"}), 400, "model"))
 
 
 def test_routes_and_methods_that_do_not_exist(served, post):
-    checked(post("/v1/images", {}), 404, None)
-    checked(httpx.get(f"{served.url}{TEXT}"), 405, None)
-    checked(httpx.get(f"{served.url}/"), 404, None)
+    assert re.search("'/v1/images': Not Found.*POST is for .*/v1/classify", checked(post("/v1/images", {}), 404, None))
+    wrong = httpx.get(f"{served.url}{TEXT}")
+    assert wrong.headers["allow"] == "POST" and "GET for /health" in checked(wrong, 405, None)
+    assert len(checked(httpx.get(f"{served.url}/{'x' * 9999}"), 404, None)) < 400
 
 
 def test_a_body_that_is_too_large(served, post):
@@ -273,24 +293,27 @@ def ended(raw: Raw, status: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "sent",
+    ("sent", "status", "said"),
     [
-        b"\x16\x03\x01\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost\r\n\r\n",
-        b"POST /v1\r\n\r\n",
-        HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+        (b"\x16\x03\x01\r\n\r\n", 400, "no valid HTTP.*unencrypted"),
+        (b"GET / HTTP/1.1\r\nhost\r\n\r\n", 400, "no valid HTTP.*header"),
+        (b"POST /v1\r\n\r\n", 400, "no valid HTTP.*request line"),
+        (HEAD + b"content-length: -5\r\n\r\n", 400, "no valid HTTP.*bad Content-Length"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400, "no valid HTTP"),
+        (HEAD + b"x: " + b"y" * 70_000, 431, "headers have more than 64 KiB. Send fewer"),
     ],
 )
-def test_what_is_no_http(served, sent):
+def test_what_is_no_http(served, sent, status, said):
     def refused():
         return {name: value for name, value in numbers(served).items() if name.startswith("eet:requests_refused_total")}
 
     raw, before = Raw(served.url), refused()
     raw.send(sent)
-    assert "no valid HTTP" in ended(raw, 400)
+    message = ended(raw, status)
+    assert re.search(said, message), message
     grown = {name: value - before.get(name, 0) for name, value in refused().items()}
     assert {name: more for name, more in grown.items() if more} == {
-        'eet:requests_refused_total{model_name="demo",status="400"}': 1
+        f'eet:requests_refused_total{{model_name="demo",status="{status}"}}': 1
     }, "once, also where the app had the request already"
 
 

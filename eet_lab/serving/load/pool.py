@@ -71,10 +71,12 @@ class Pool:
         if wanted is not None:
             found = wanted  # which requests name, whatever the server tells
         if not isinstance(found, str):
-            why = {0: "it gives no list", 401: "it asks for another API key"}.get(status, f"it answers with {status}")
-            raise SetupError(
-                f"{visible(self._target.url)} does not tell which models it has: {why}. Say which model is meant."
-            )
+            why, remedy = "it gives no list" if status == 0 else f"it answers with {status}", "Say which model is meant"
+            if status == 401:
+                has_key = self._target.api_key is not None
+                why = "it takes another API key" if has_key else "it asks for an API key, and none was given"
+                remedy = "Give the server's key (api_key, or --api-key-file FILE)"
+            raise SetupError(f"{visible(self._target.url)} does not tell which models it has: {why}. {remedy}.")
         return AskedModel(found, size if type(size) is int else None)
 
     def idle(self) -> Connection | None:
