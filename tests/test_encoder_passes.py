@@ -95,6 +95,19 @@ def test_a_list_is_launched_before_those_in_front_of_it_have_come(monkeypatch):
         assert not len(run.values) or not run.values.is_inference()
 
 
+def test_where_none_can_be_launched_yet_the_oldest_is_waited_for(monkeypatch):
+    lists, runs = lists_of([(3,), (7,), (4,)]), []
+    seen = passes_that_are_late(monkeypatch)
+    engine = EncoderEngine(ours("bert").encoder, Recipe.parse("pre_padding").parts)
+    engine.read_each(iter([*lists[:2], None, lists[2], None, None, None]), tasks.MEAN, runs.append)
+    assert seen == [("launched", 0), ("launched", 1), ("come", 0), ("launched", 2), ("come", 1), ("come", 2)]
+    assert [run.num_tokens for run in runs] == [3, 7, 4]
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Cancelled):
+        engine.read_each(iter(lambda: None, 0), tasks.MEAN, runs.append, cancel=stop)
+
+
 def test_on_a_cpu_a_list_is_told_before_the_next_is_asked_for():
     runs, asked = [], []
 

@@ -163,6 +163,20 @@ def test_the_groups_of_a_plan_are_one_read(monkeypatch: pytest.MonkeyPatch) -> N
     assert (served.wait_ms >= 0).all()
 
 
+def test_a_full_group_is_launched_while_those_before_it_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that others may still join is not, until nothing else is computed."""
+    model, rows = encoder("bert"), 2
+    table = encoder_cost(lambda length, batch: 1.0, (1, 32), (1, 4))
+    table = replace(table, source=replace(table.source, recipe="pre_padding"))
+    traffic = Traffic(np.zeros(7), np.array([3, 9, 4, 4, 7, 5, 2]), np.ones(7, int))
+    seen = passes_that_are_late(monkeypatch)
+    monkeypatch.setattr("eet_lab.serving.live.warm_up_encoder", lambda *args: None)
+    served = serve_traffic(model, traffic, NaivePadding(max_rows=rows), table)
+    come = ("come", 0), ("come", 1), ("come", 2)
+    assert seen == [*(("launched", at) for at in range(3)), *come, ("launched", 3), ("come", 3)]
+    assert served.passes.rows.tolist() == [2, 2, 2, 1] and np.isfinite(served.last_ms).all()
+
+
 def test_rows_that_are_measured_see_different_columns(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[int]()
     add = profile_passes.Engine.add

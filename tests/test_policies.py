@@ -165,6 +165,26 @@ def test_nobody_starves(policy, waiting, later):
     assert all(plan.groups)
 
 
+@given(EVERY, ITEMS, ITEMS)
+def test_nobody_who_comes_changes_a_full_plan(policy, waiting, newcomers):
+    plan = policy.next(waiting, waiting[-1].arrival_ms, TURBO_2060)
+    if plan.is_full:
+        assert policy.next([*waiting, *newcomers], waiting[-1].arrival_ms, TURBO_2060) == plan
+
+
+@pytest.mark.parametrize(
+    "policy", [NoBatching(), NaivePadding(max_rows=2), LengthBuckets(width=8, max_rows=2), TokenBudget(budget=9)]
+)
+def test_a_plan_is_full_once_nobody_else_fits(policy):
+    def is_full(*lengths):
+        return policy.next([*map(Item, lengths)], 0.0, FREE).is_full
+
+    assert is_full(5, 6) and is_full(4, 5, 1)
+    assert is_full(5) == isinstance(policy, NoBatching)
+    assert TokenBudget(budget=99, max_rows=2).next([*map(Item, (1, 1))], 0.0, FREE).is_full
+    assert not DynamicProgram(max_rows=1).next([Item(5)], 0.0, FREE).is_full, "others would change its partition"
+
+
 @given(EVERY, ITEMS)
 def test_limits_hold(policy, waiting):
     plan = policy.next(waiting, waiting[-1].arrival_ms + 1e6, TURBO_2060)

@@ -7,6 +7,7 @@ They are the modes of transformers' `generate`, left-padded and greedy, and PyTo
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -254,8 +255,13 @@ def largest(errors: Iterable[float]) -> float:
 
 
 def allocated(device: torch.device) -> int:
-    """Bytes that torch has handed out, or keeps for graphs; 0 on a CPU."""
-    return torch.cuda.memory_allocated(device) + kept_for_graphs() if device.type == "cuda" else 0
+    """Bytes that torch has handed out, or keeps for graphs, once what nobody holds any more is gone; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    gc.collect()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()  # the pools of graphs that are gone, too
+    return torch.cuda.memory_allocated(device) + kept_for_graphs()
 
 
 def kept_for_graphs() -> int:

@@ -90,7 +90,7 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
     @torch.inference_mode()
     def read_each(
         self,
-        reads: Iterable[tuple[Sequence[Readable], Batching]],
+        reads: Iterable[tuple[Sequence[Readable], Batching] | None],
         task: TextTask,
         on_read: Callable[[Run], object],
         *,
@@ -99,14 +99,21 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
     ) -> None:
         """`read` for several lists of texts: one is launched while those before it are computed.
 
-        A list is asked for when it can be launched, and `on_read` is told what was made of each, in their order, as
-        soon as that is there. An error belongs to the list that was asked for last, and to those before it of which
-        `on_read` was not told: whatever still comes is told before the error is raised, but nothing after Cancelled.
+        A list is asked for when it can be launched; None is for none yet, and the next one is asked for once the oldest
+        pass is there. `on_read` is told what was made of each, in their order, as soon as that is there. An error
+        belongs to the list that was asked for last, and to those before it of which `on_read` was not told: whatever
+        still comes is told before the error is raised, but nothing after Cancelled.
         """
         coming = InFlight(task, on_read, progress)
         self._cancel = cancel
         try:
-            for texts, batching in reads:
+            for read in reads:
+                if read is None:
+                    self._check_stop()
+                    with self._freeing(coming):
+                        coming.receive_one()
+                    continue
+                texts, batching = read
                 begin = perf_counter()
                 texts = self._checked(texts, task, batching.truncate)
                 self.prepare(cancel=cancel)

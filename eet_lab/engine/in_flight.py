@@ -125,6 +125,10 @@ class InFlight:
                 self._progress(reading.done, reading.num_texts, "texts")
             self._tell()
 
+    def receive_one(self) -> None:
+        """Wait for the oldest."""
+        self.receive(most=max(len(self._passes) - 1, 0))
+
     def rescue(self) -> None:
         """Take what still comes after an error."""
         with suppress(Exception):

@@ -41,7 +41,7 @@ class NoBatching(BasePolicy):
     is_packed: ClassVar[bool] = True
 
     def next(self, waiting: Collection[W], now_ms: float, costs: Costs) -> Plan[W]:
-        return Plan([_oldest(waiting, 1)])
+        return Plan([_oldest(waiting, 1)], is_full=True)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class NaivePadding(BasePolicy):
     max_rows: int = _max_rows()
 
     def next(self, waiting: Collection[W], now_ms: float, costs: Costs) -> Plan[W]:
-        return Plan([_oldest(waiting, self.max_rows)])
+        return _up_to(self.max_rows, waiting)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class LengthBuckets(BasePolicy):
     def next(self, waiting: Collection[W], now_ms: float, costs: Costs) -> Plan[W]:
         bucket = -(-next(iter(waiting)).length // self.width)
         same = (each for each in islice(waiting, self.window) if -(-each.length // self.width) == bucket)
-        return Plan([list(islice(same, self.max_rows))])
+        return _up_to(self.max_rows, same)
 
 
 @dataclass(frozen=True)
@@ -149,11 +149,11 @@ class TokenBudget(BasePolicy):
     def next(self, waiting: Collection[W], now_ms: float, costs: Costs) -> Plan[W]:
         group, left = list[W](), self.budget
         for each in islice(waiting, self.max_rows):
-            left -= each.length
-            if group and left < 0:
-                break
+            if group and each.length > left:
+                return Plan([group], is_full=True)
             group.append(each)
-        return Plan([group])
+            left -= each.length
+        return Plan([group], is_full=left <= 0 or len(group) == self.max_rows)
 
 
 @dataclass(frozen=True)
@@ -219,6 +219,12 @@ def parse_policy(words: str, limits: Mapping[str, Any] = MappingProxyType({})) -
         raise ScheduleError(str(error)) from None
     names = {each.name for each in fields(kind)}
     return kind(**{knob: value for knob, value in limits.items() if knob in names} | given)
+
+
+def _up_to(rows: int, some: Iterable[W]) -> Plan[W]:
+    """The first of them as a group."""
+    group = _oldest(some, rows)
+    return Plan([group], is_full=len(group) == rows)
 
 
 def _oldest(waiting: Iterable[W], most: int) -> list[W]:

@@ -31,19 +31,22 @@ W = TypeVar("W", bound=Waiting)
 class Plan(NamedTuple, Generic[W]):
     """Groups that run one after the other, each together; those who wait and are in none are asked about again.
 
-    Without a group, the policy waits for company: ask again when another request comes, or at `wake_ms`.
+    Without a group, the policy waits for company: ask again when another request comes, or at `wake_ms`. `is_full`: the
+    groups would be the same whoever came next, so that a server may launch them while others are computed.
     """
 
     groups: Sequence[Sequence[W]]
     wake_ms: float | None = None
+    is_full: bool = False
 
 
 class Policy(Protocol):
     """A frozen value that a simulator and a server run alike: a loop around `next`.
 
-    Whenever the model has nothing to do, they ask `next` for groups of those that wait. An encoder reads a group in one
-    pass; a decoder runs it until the last answer is complete, as `Engine.generate` does. A policy that `joins` is asked
-    before every pass, and hands over to the `Scheduler` of an engine with its `schedule`, which lets requests join.
+    Whenever the model has nothing to do, they ask `next` for groups of those that wait; a server also asks while a full
+    plan is computed, and launches what is full then. An encoder reads a group in one pass; a decoder runs it until the
+    last answer is complete, as `Engine.generate` does. A policy that `joins` is asked before every pass, and hands over
+    to the `Scheduler` of an engine with its `schedule`, which lets requests join.
     """
 
     name: ClassVar[str]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from math import inf, isnan
@@ -29,7 +29,7 @@ from eet_lab.parts.passes import Batching, Text
 from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.scheduling import Request
 from eet_lab.scheduling.cost import CostTable
-from eet_lab.scheduling.policy import BasePolicy
+from eet_lab.scheduling.policy import BasePolicy, Plan
 from eet_lab.scheduling.queued import Queue, Queued
 from eet_lab.scheduling.record import Record
 from eet_lab.scheduling.served import Served, percentiles
@@ -270,7 +270,7 @@ def _serve_encoder(
     clock: _Clock,
     given: EncoderEngine | None,
 ) -> None:
-    """A group is a pass; those of a plan are one read, so that one is launched while another is computed."""
+    """A group is a pass; one is launched while another is computed."""
     queue, texts = clock.queue, [Text(row) for row in random_texts(model, traffic)]
     with ExitStack() as opened:
         engine = given
@@ -284,33 +284,48 @@ def _serve_encoder(
             clock.admit(0)
             if not queue.waiting and queue.next_ms == inf:
                 return
-            wake_ms, groups = inf, list[Sequence[Queued]]()
-            if queue.waiting:
-                plan = policy.next(queue.waiting, queue.now_ms, table)
-                wake_ms, groups = inf if plan.wake_ms is None else plan.wake_ms, list(plan.groups)
-            if groups:
-                reading = _ReadingPlan(texts, policy, clock)
-                engine.read_each(reading.launched(groups), MEAN, reading.done, cancel=clock.cancel)
+            plan = policy.next(queue.waiting, queue.now_ms, table) if queue.waiting else Plan[Queued]([])
+            if plan.groups:
+                reading = _ReadingPlans(texts, policy, table, clock)
+                engine.read_each(reading.launched(plan), MEAN, reading.done, cancel=clock.cancel)
             else:
-                clock.sleep(wake_ms)
+                clock.sleep(inf if plan.wake_ms is None else plan.wake_ms)
 
 
-class _ReadingPlan:
-    """The groups of a plan, noted as they come."""
+class _ReadingPlans:
+    """The groups of a plan, and of those that follow without a break, noted as they come."""
 
-    def __init__(self, texts: Sequence[Text], policy: BasePolicy, clock: _Clock) -> None:
-        self._texts, self._policy, self._clock = texts, policy, clock
+    def __init__(self, texts: Sequence[Text], policy: BasePolicy, table: CostTable, clock: _Clock) -> None:
+        self._texts, self._policy, self._table, self._clock = texts, policy, table, clock
         self._in_flight = deque[Sequence[Queued]]()
         self._end_ms = 0.0
 
-    def launched(self, groups: Iterable[Sequence[Queued]]) -> Iterator[tuple[list[Text], Batching]]:
-        """What is read next; whoever comes meanwhile is noted, and waits until all of the plan has run."""
-        for group in groups:
-            self._clock.queue.take(group)
-            self._in_flight.append(group)
-            self._clock.admit(sum(map(len, self._in_flight)))
-            rows = [self._texts[each.number] for each in group]
-            yield rows, Batching(rectangle([text.ids for text in rows]))
+    def launched(self, plan: Plan[Queued]) -> Iterator[tuple[list[Text], Batching] | None]:
+        """What is read next. After a full plan the policy is asked again while the last groups are computed."""
+        while True:
+            for group in plan.groups:
+                self._clock.queue.take(group)
+                self._in_flight.append(group)
+                self._admit()
+                rows = [self._texts[each.number] for each in group]
+                yield rows, Batching(rectangle([text.ids for text in rows]))
+            if not plan.is_full:
+                return
+            while (following := self._full_plan()) is None:
+                if not self._in_flight:
+                    return
+                yield None
+            plan = following
+
+    def _full_plan(self) -> Plan[Queued] | None:
+        """What may be launched before the device has nothing to do; None while newcomers may still change it."""
+        self._admit()
+        queue = self._clock.queue
+        plan = self._policy.next(queue.waiting, queue.now_ms, self._table) if queue.waiting else None
+        return plan if plan is not None and plan.is_full else None
+
+    def _admit(self) -> None:
+        self._clock.admit(sum(map(len, self._in_flight)))
 
     def done(self, run: Run) -> None:
         """The oldest group is there. It began when it was launched, or when the one before was there."""

@@ -22,7 +22,7 @@ from eet_lab.models import Model
 from eet_lab.parts.passes import Batching, Readable
 from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.policies import NaivePadding, TokenBudget, parse_policy, policy_kind
-from eet_lab.scheduling.policy import BasePolicy
+from eet_lab.scheduling.policy import BasePolicy, Plan
 from eet_lab.scheduling.traffic import Gamma, LogNormal, make_traffic
 from eet_lab.serving.errors import ApiError, failed, of_engine
 from eet_lab.serving.warm_up import rectangle, warm_up_encoder
@@ -76,6 +76,7 @@ class Reader(Worker):
         self._costs: CostTable | None = None
         self._waiting = list[WaitingText]()  # the oldest first
         self._planned = deque[Sequence[WaitingText]]()
+        self._is_full = False  # the last plan: more of its kind may be launched while it is computed
         self._rows = dict[asyncio.Future, dict[int, Tensor]]()  # of requests that are read in part
         self._in_flight = deque[Sequence[WaitingText]]()
         self.engine: EncoderEngine | None = None
@@ -86,7 +87,7 @@ class Reader(Worker):
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._waiting or self._planned)
+        return bool(self._waiting or self._planned or self._in_flight)
 
     def _build(self) -> None:
         recipe = self._recipe
@@ -121,7 +122,7 @@ class Reader(Worker):
         self._waiting += [WaitingText(reading, at, len(text.ids), now_ms) for at, text in enumerate(reading.texts)]
 
     def _turn(self) -> None:
-        """All groups of a plan in one read, so that one is launched while another is computed."""
+        """All groups of a plan in one read, and what follows, so that one is launched while another is computed."""
         if not (group := self._taken()):
             return
         if self.dead is not None:
@@ -134,15 +135,35 @@ class Reader(Worker):
         except EETError as error:
             self._end(self._lost(), of_engine(error, "input"))
 
-    def _planned_reads(self) -> Iterator[tuple[list[Readable], Batching]]:
-        """The group that was taken, and the others of its plan: nobody else is due before they have run."""
+    def _planned_reads(self) -> Iterator[tuple[list[Readable], Batching] | None]:
+        """The group that was taken, the others of its plan, and what is full before all of them are there."""
         group = self._in_flight[-1]
+        task = group[0].reading.task
         while True:
             texts = [each.reading.texts[each.number] for each in group]
             yield texts, self._batching(texts)
-            if self.is_closing.is_set() or not (group := self._next_planned()):
+            while not self.is_closing.is_set() and not (group := self._next_planned() or self._ahead(task)):
+                if not (self._is_full and self._in_flight):
+                    return
+                yield None
+            if self.is_closing.is_set():
                 return
             self._in_flight.append(group)
+
+    def _ahead(self, task: TextTask) -> Sequence[WaitingText]:
+        """A group for this task that nobody who comes could change; nothing while there is none."""
+        if not self._is_full:
+            return ()
+        if not self._do_commands():
+            self._commands.put(None)  # the thread ends after this turn
+        self._waiting = self._here(self._waiting)
+        if not self._waiting or self._waiting[0].reading.task is not task:
+            return ()
+        plan = self._asked(time.perf_counter() * 1e3)
+        if not plan.is_full:
+            return ()
+        self._plan(plan)
+        return self._next_planned()
 
     def _read(self, run: Run) -> None:
         """The oldest group that was launched is there."""
@@ -169,18 +190,22 @@ class Reader(Worker):
             self._waiting = self._here(self._waiting)
             if not self._waiting:
                 return ()
-            if self._policy is None:
-                self._plan([_whole(self._waiting)])
-                continue
-            task = self._waiting[0].reading.task
-            alike = [each for each in self._waiting if each.reading.task is task]
             now_ms = time.perf_counter() * 1e3
-            plan = self._policy.next(alike, now_ms, self._costs)  # type: ignore[arg-type]  # None where it reads none
+            plan = self._asked(now_ms)
             if not plan.groups:
                 left_s = LOOK_S if plan.wake_ms is None else (plan.wake_ms - now_ms) / 1e3
                 time.sleep(min(max(left_s, 0.0), LOOK_S))
                 return ()
-            self._plan(plan.groups)
+            self._plan(plan)
+
+    def _asked(self, now_ms: float) -> Plan[WaitingText]:
+        """What is due of those that wait."""
+        if self._policy is None:
+            whole = _whole(self._waiting)
+            return Plan([whole], is_full=len(whole) < len(self._waiting))
+        task = self._waiting[0].reading.task
+        alike = [each for each in self._waiting if each.reading.task is task]
+        return self._policy.next(alike, now_ms, self._costs)  # type: ignore[arg-type]  # None where it reads none
 
     def _next_planned(self) -> Sequence[WaitingText]:
         while self._planned:
@@ -188,9 +213,10 @@ class Reader(Worker):
                 return group
         return ()
 
-    def _plan(self, groups: Sequence[Sequence[WaitingText]]) -> None:
-        self._planned.extend(groups)
-        taken = {id(each) for group in groups for each in group}
+    def _plan(self, plan: Plan[WaitingText]) -> None:
+        self._planned.extend(plan.groups)
+        self._is_full = plan.is_full
+        taken = {id(each) for group in plan.groups for each in group}
         self._waiting = [each for each in self._waiting if id(each) not in taken]
 
     def _here(self, some: Iterable[WaitingText]) -> list[WaitingText]:

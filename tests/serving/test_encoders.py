@@ -23,7 +23,8 @@ from eet_lab.encoding import as_texts
 from eet_lab.engine.tasks import CLASSES, CLS, MEAN
 from eet_lab.errors import PromptError, SetupError
 from eet_lab.models import load
-from eet_lab.parts.passes import Text
+from eet_lab.parts.passes import Batching, Text
+from eet_lab.scheduling.policies import NaivePadding
 from eet_lab.scheduling.policy import BasePolicy, Plan
 from eet_lab.serving.options import Options
 from eet_lab.serving.reader import Reader, Reading
@@ -153,7 +154,7 @@ def noted(engine, monkeypatch, note):
     read_each = engine.read_each
 
     def reading(reads, *rest):
-        read_each(((note(texts), (texts, batching))[1] for texts, batching in reads), *rest)
+        read_each(((read and note(read[0]), read)[-1] for read in reads), *rest)
 
     monkeypatch.setattr(engine, "read_each", reading)
 
@@ -269,6 +270,26 @@ def test_groups_of_a_plan_are_one_read(planned, monkeypatch):
     assert first.result().shape == (3, 32) and second.result().shape == (2, 32)
     torch.testing.assert_close(first.result()[:2], second.result())
     assert planned._do_commands() and len(planned._waiting) == 1 and not planned._rows
+
+
+@pytest.mark.parametrize("policy", [NaivePadding(max_rows=2), None])
+def test_a_full_group_is_launched_while_those_before_it_are_computed(planned, monkeypatch, policy):
+    """So are those who come meanwhile; a group that others may still join waits until all are there."""
+    planned._policy = policy
+    monkeypatch.setattr("eet_lab.serving.reader.BATCHING", Batching(6))  # without a policy two texts are full
+    seen = passes_that_are_late(monkeypatch)
+    early = asked(planned, 2, 2)
+    late = Reading([Text([5, 6]), Text([5, 6, 7])], MEAN, Waited()), Reading([Text([5])], MEAN, Waited())
+    noted(planned.engine, monkeypatch, lambda texts: not seen and [*map(planned.join, late)])
+    planned._turn()
+    launched = [at for at, (what, _) in enumerate(seen) if what == "launched"]
+    assert launched == [0, 1, 2] and len(seen) == 6 and not planned._in_flight
+    assert all(each.done() for each in early) and late[0].result.done() and not late[1].result.done()
+    planned._turn()
+    assert late[1].result.result().shape == (1, 32)
+    other = Reading([Text([5])], CLS, Waited())
+    planned.join(other)
+    assert asked(planned, 2)[0] and planned._turn() is None and other.result.done(), "another task, another read"
 
 
 def test_who_leaves_while_a_plan_is_read_takes_nobody_along(planned, monkeypatch):
