@@ -279,7 +279,7 @@ def test_a_full_group_is_launched_while_those_before_it_are_computed(planned, mo
     monkeypatch.setattr("eet_lab.serving.reader.BATCHING", Batching(6))  # without a policy two texts are full
     seen = passes_that_are_late(monkeypatch)
     early = asked(planned, 2, 2)
-    late = Reading([Text([5, 6]), Text([5, 6, 7])], MEAN, Waited()), Reading([Text([5])], MEAN, Waited())
+    late = Reading([Text([5, 6]), Text([5, 6, 7])], MEAN, Waited()), Reading([Text([5, 6])], MEAN, Waited())
     noted(planned.engine, monkeypatch, lambda texts: not seen and [*map(planned.join, late)])
     planned._turn()
     launched = [at for at, (what, _) in enumerate(seen) if what == "launched"]
