@@ -66,6 +66,22 @@ def test_older_configs_tell_rope_in_their_own_way(tmp_path):
     assert load(tmp_path, device="cpu").config == ours(name).config
 
 
+def test_two_that_save_in_one_folder_write_the_same_whole_file(tmp_path, monkeypatch):
+    """As the ranks of one training do, which all call `Model.save`."""
+    saved = []
+
+    def while_another_saves(tensors, path, metadata):
+        save_file(tensors, path, metadata)
+        saved.append(path)
+        if len(saved) == 1:
+            ours("gpt2").save(tmp_path)
+
+    monkeypatch.setattr("safetensors.torch.save_file", while_another_saves)
+    ours("gpt2").save(tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert torch.equal(load(tmp_path, device="cpu").decoder.head.weight, ours("gpt2").decoder.head.weight)
+
+
 def test_a_tokenizer_and_what_it_was_called_go_along(tmp_path):
     load("demo", device="cpu").save(tmp_path / "copy")
     again = load(tmp_path / "copy", device="cpu")

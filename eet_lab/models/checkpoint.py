@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from eet_lab.errors import ModelError, first_line
@@ -155,17 +156,19 @@ def write(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tenso
     """A checkpoint as transformers reads it: config.json and model.safetensors. Errors: ModelError.
 
     Weights that lie there stay until the new ones are written; then shards of theirs go, which would be read first.
+    Several processes may write the same checkpoint at a time, such as the ranks of a training.
     """
     from safetensors.torch import save_file
 
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        unfinished = folder / f"{SAFE}.part"
-        save_file(on_host, unfinished, metadata={"format": "pt"})
-        for path in (folder / INDEX.format(SAFE), *folder.glob("model-?????-of-?????.safetensors")):
-            path.unlink(missing_ok=True)
-        unfinished.replace(folder / SAFE)
+        with TemporaryDirectory(prefix=f"{SAFE}.part-", dir=folder) as own:
+            unfinished = Path(own) / SAFE
+            save_file(on_host, unfinished, metadata={"format": "pt"})
+            for path in (folder / INDEX.format(SAFE), *folder.glob("model-?????-of-?????.safetensors")):
+                path.unlink(missing_ok=True)
+            unfinished.replace(folder / SAFE)
         (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
