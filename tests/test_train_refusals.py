@@ -33,7 +33,7 @@ from eet_lab.training.loss_scale import LossScale
         ([Example([1])], "None of the 1 examples has a label"),
         ([Example([1, 2], [1])], "one for each of its 2 tokens"),
         ([Example([1, 2], 3)], "one for each of its 2 tokens"),
-        ([Example([1, 2], [0.5, 1])], "one for each of its 2 tokens"),
+        ([Example([1, 2], [0.5, 1])], r"whole numbers, one for each of its 2 tokens, and not \[0.5, 1\]"),
         ([Example([1, 2], ["a", 1])], "one for each of its 2 tokens"),
         ([[1, 2]], r"Example 1 is \[1, 2\], but it must be an Example"),
         ([Example(None)], "Example 1 has the ids None, but they must be token ids"),
@@ -53,6 +53,12 @@ def test_batches_that_are_none(batches):
             work()
 
 
+def test_a_class_is_not_ignored():
+    says = "Example 2 has the label -100, but labels are from 0 to 2. Leave out an example without one"
+    with pytest.raises(TrainingError, match=says):
+        Trainer(encoders.ours("bert-classes").network).step([Example([5, 6], 2), Example([5, 6], IGNORED)])
+
+
 def test_tokens_outside_the_vocabulary():
     with pytest.raises(PromptError, match="97"):
         Trainer(families.ours("gpt2").network).step([Example([1, 97, 2], [IGNORED, IGNORED, 2])])
@@ -67,7 +73,9 @@ def test_tokens_outside_the_vocabulary():
         ({"momentum": 0.0, "nesterov": True}, "nesterov looks ahead"),
         ({"lr_schedule": "cosinus", "max_steps": 3}, "Did you mean 'cosine'"),
         ({"lr_schedule": "linear"}, "say at which step, max_steps"),
-        ({"learning_rate": 0.1}, "There is no setting 'learning_rate'"),
+        ({"learning_rate": 0.1}, "There is no setting 'learning_rate'. Here it is 'lr'"),
+        ({"gradient_accumulation_steps": 0}, "Gradients add up by themselves, .*over 'batch_tokens'"),
+        ({"weight_decy": 0.1}, "Did you mean 'weight_decay'"),
         ({"max_grad_norm": 0}, "max_grad_norm is 0"),
         ({"batch_tokens": 0}, "batch_tokens is 0"),
         ({"init_scale": 0.0}, "init_scale is 0.0, but it must be a number of"),
@@ -165,14 +173,14 @@ def test_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
     with pytest.raises(TrainingError, match="has no trainer.pt"):
         trainer.resume(tmp_path)
     path = trainer.save(tmp_path)
-    with pytest.raises(TrainingError, match="is of another model"):
+    with pytest.raises(TrainingError, match="is of another model, .* Take a checkpoint of this one"):
         Trainer(families.ours("opt").network).resume(tmp_path)
     whole = path.read_bytes()
     other = Trainer(families.ours("gpt2").network, optimizer="sgd")
     kept = {name: weight.detach().clone() for name, weight in other.parameters.items()}
     trainer.step([Example([1, 2, 3])])
     moved = trainer.save(tmp_path / "moved").parent
-    with pytest.raises(TrainingError, match="another kind of optimizer"):
+    with pytest.raises(TrainingError, match="another kind of optimizer.* Go on with the one that it was saved with"):
         other.resume(moved)
     assert all(torch.equal(kept[name], weight) for name, weight in other.parameters.items())
     state = torch.load(moved / "trainer.pt", weights_only=True)

@@ -285,7 +285,8 @@ class Buffered(torch.optim.Optimizer):
             if own and saved and names[0] != names[1]:
                 raise TrainingError(
                     f"The optimizer's state has {sorted(names[1], key=str)}, and this optimizer keeps "
-                    f"{sorted(names[0])}: it is the state of another kind of optimizer, or of another momentum."
+                    f"{sorted(names[0])}: it is the state of another kind of optimizer, or of another momentum. Go on "
+                    "with the one that it was saved with."
                 )
             if any(saved[name].shape != param.shape for name in {*saved} - {"step"}):
                 raise TrainingError(f"Tensor {i} of the optimizer's state has another shape: it is of another model.")

@@ -79,5 +79,8 @@ def read(folder: str | Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     if version != FORMAT:
         raise TrainingError(f"{path} is of a later version of EET Lab. Update it, or take another checkpoint.")
     if strange := sorted(str(name) for name in {*found, *shapes} if found.get(name) != shapes.get(name)):
-        raise TrainingError(f"{path} is of another model, in {counted(len(strange), 'tensor')}: {some(strange)}.")
+        raise TrainingError(
+            f"{path} is of another model, in {counted(len(strange), 'tensor')}: {some(strange)}. Take a checkpoint of "
+            "this one."
+        )
     return state

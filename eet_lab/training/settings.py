@@ -113,13 +113,22 @@ class TrainSettings:
             )
         names = [f.name for f in fields(cls)]
         if unknown := next((name for name in changes if name not in names), None):
-            raise TrainingError(f"There is no setting {unknown!r}.{did_you_mean(unknown, names)}")
+            hint = OTHER_NAMES.get(unknown) or did_you_mean(unknown, names)
+            raise TrainingError(f"There is no setting {unknown!r}.{hint}")
         kept = {name: getattr(settings, name) for name in names} if settings else {}
         return cls(**(kept | changes))
 
 
 OPTIMIZERS = {"adamw": ("lr", "betas", "eps"), "sgd": ("lr", "momentum", "nesterov")}
 """The settings that each optimizer reads."""
+OTHER_NAMES = {
+    "learning_rate": " Here it is 'lr'.",
+    "adam_epsilon": " Here it is 'eps'.",
+    "gradient_accumulation_steps": (
+        " Gradients add up by themselves, where a batch is over 'batch_tokens': give a step all its examples."
+    ),
+}
+"""What transformers calls otherwise, where no name of ours is near."""
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,

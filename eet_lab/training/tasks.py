@@ -84,9 +84,10 @@ class TrainTask:
         if not _are_within(limit, [labels for _, labels in given]):
             number, labels = next(each for each in given if not _are_within(limit, [each[1]]))
             wrong = next(label for label in labels.tolist() if not 0 <= label < limit)
+            is_class = isinstance(examples[number - 1].labels, int)
+            remedy = ". Leave out an example without one" if is_class else f", or {IGNORED} where nothing is learned"
             raise TrainingError(
-                f"Example {number} has the label {told(wrong)}, but labels are from 0 to {limit - 1:,}, or {IGNORED} "
-                "where nothing is learned."
+                f"Example {number} has the label {told(wrong)}, but labels are from 0 to {limit - 1:,}{remedy}."
             )
         if not any(len(text.asked) for text, _ in found):
             raise TrainingError(
@@ -107,7 +108,8 @@ def _at_their_places(example: Example) -> tuple[Sequence[int], np.ndarray]:
     array = np.asarray(example.labels)
     if array.shape != (len(example.ids),) or array.dtype.kind not in "iu":
         raise ValueError(
-            f"there must be one for each of its {len(example.ids)} tokens, and not {told(example.labels)}."
+            f"they must be whole numbers, one for each of its {len(example.ids)} tokens, and not "
+            f"{told(example.labels)}."
         )
     return _labelled(array)
 
