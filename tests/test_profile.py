@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from importlib import metadata
 from itertools import pairwise
 
 import pytest
@@ -90,6 +92,8 @@ def test_a_table_is_measured_once_for_a_machine_and_a_commit(cache, monkeypatch)
     assert profile(model, axes=axes, repeats=1) == first
     assert profile(model, "baseline", axes=axes, repeats=1) != first and len([*cache.iterdir()]) == 2
     assert profile(model, axes=axes, repeats=1, fresh=True) != first
+    other = replace(encoder("distilbert"), name=model.name)
+    assert profile(other, axes=axes, repeats=1) != first and len([*cache.iterdir()]) == 3
     path.write_text("damaged")
     assert profile(model, axes=axes, repeats=1).lengths == (4, 8), "measured again, and written anew"
     assert path.read_text() != "damaged"
@@ -99,6 +103,26 @@ def test_a_table_is_measured_once_for_a_machine_and_a_commit(cache, monkeypatch)
     before = len([*cache.iterdir()])
     assert profile(model, axes=axes, repeats=1) != profile(model, axes=axes, repeats=1), "code that changed since"
     assert len([*cache.iterdir()]) == before
+
+
+def test_an_installed_package_keeps_tables_until_another_one_is_installed(cache, tmp_path, monkeypatch):
+    about = tmp_path / "eet_lab-1.dist-info"
+    about.mkdir()
+    monkeypatch.setattr("eet_lab.serving.profile.versions", lambda device: measured.versions(device) | {"commit": None})
+    monkeypatch.setattr("eet_lab.serving.profile.is_clone", lambda: False)
+    monkeypatch.setattr("eet_lab.serving.profile.metadata.distribution", lambda name: metadata.Distribution.at(about))
+    model, axes = encoder("bert"), ((4, 8), (1, 2))
+
+    def measure():
+        return profile(model, axes=axes, repeats=1)
+
+    (about / "RECORD").write_text("eet_lab/__init__.py,sha256=a,1\n")
+    assert measure() != measure(), "another package runs than the one that is installed"
+    monkeypatch.setattr("eet_lab.serving.profile.PACKAGE", tmp_path / "eet_lab")
+    first = measure()
+    assert measure() == first
+    (about / "RECORD").write_text("eet_lab/__init__.py,sha256=b,1\n")
+    assert measure() != first
 
 
 def test_the_default_axes_fit_the_model():

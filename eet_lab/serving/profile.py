@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from eet_lab.bench.timing import check_repeats
 from eet_lab.errors import CostError
 from eet_lab.models import Model
 from eet_lab.models.on_device import checked_model
-from eet_lab.paths import cache_dir
+from eet_lab.paths import PACKAGE, cache_dir, is_clone
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.cost import CostTable, Provenance
 from eet_lab.scheduling.cost_files import load_cost, save_cost
@@ -42,10 +43,10 @@ def profile(
 
     `axes` are what is measured: lengths and batches of an encoder; extras, rows and columns of a decoder, as
     `DecoderCost` names them. None: powers up to the model's context and the recipe's rows and budget. Each time is the
-    median of `repeats`; of a decoder on a GPU there are two, the device's and the host's. A table is kept by model,
-    recipe, device, commit and axes; `fresh` measures it again, as does code that differs from its commit. Errors:
-    RecipeError for a decoder's recipe without continuous batching; CostError for axes that the model cannot run;
-    OutOfMemory; Cancelled.
+    median of `repeats`; of a decoder on a GPU there are two, the device's and the host's. A table is kept by the
+    model's name and shape, recipe, device, commit (or what pip installed) and axes; `fresh` measures it again, as does
+    code that differs from its commit. Errors: RecipeError for a decoder's recipe without continuous batching; CostError
+    for axes that the model cannot run; OutOfMemory; Cancelled.
     """
     check_repeats(repeats)
     decodes = checked_model(model).config.stage == "generate"
@@ -56,7 +57,8 @@ def profile(
     wanted = [tuple(axis) for axis in axes]
     if len(wanted) != (3 if decodes else 2):
         raise CostError(f"There are {len(wanted)} axes, but a table of {model.name} has {3 if decodes else 2}.")
-    kept = None if source.commit is None or source.commit.endswith("+") else _place(source, wanted, repeats)
+    code = _code(source.commit)
+    kept = None if code is None else _place(model, source, code, wanted, repeats)
     if kept is not None and not fresh and kept.exists():
         with suppress(CostError):
             return load_cost(kept)
@@ -75,8 +77,21 @@ def _source(model: Model, recipe: Recipe, note: str) -> Provenance:
     return Provenance(model.name, str(recipe), **where, **known | {"torch": str(known["torch"])}, note=note)
 
 
-def _place(source: Provenance, axes: Any, repeats: int) -> Path:
-    """Where the table is kept."""
-    told = [source.model, source.recipe, source.device, source.dtype, source.commit, source.torch, source.note]
+def _code(commit: str | None) -> str | None:
+    """What tells this code from other code: a clone's commit, or what pip installed; None where files may differ."""
+    if is_clone():
+        return None if commit is None or commit.endswith("+") else commit
+    try:
+        installed = metadata.distribution("eet_lab")
+    except metadata.PackageNotFoundError:
+        return None
+    record = installed.read_text("RECORD") if Path(str(installed.locate_file("eet_lab"))) == PACKAGE else None
+    return hashlib.blake2b(record.encode(), digest_size=10).hexdigest() if record else None
+
+
+def _place(model: Model, source: Provenance, code: str, axes: Any, repeats: int) -> Path:
+    """Where the table is kept. Its model's shape is part of that: two folders may have one name."""
+    shape = repr(model.config)
+    told = [source.model, shape, source.recipe, source.device, source.dtype, code, source.torch, source.note]
     digest = hashlib.blake2b(json.dumps([*told, axes, repeats]).encode(), digest_size=10).hexdigest()
     return cache_dir() / "cost" / f"{digest}.json"
