@@ -265,7 +265,7 @@ def reference_logits(model: Decoder, rows: Rows, tokens: Rows, num_tokens: int, 
         x = token_emb[ids].to(high)
         return x if position_emb is None else x + position_emb[positions].to(high)
 
-    def norm_linear(x: Tensor, norm_w: Norm, w: Linear, act: str | None = None, *, empty: Empty) -> Tensor:
+    def norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None, *, empty: Empty) -> Tensor:
         return reference.norm_linear(x, wide(norm_w), wide(w), act, empty=empty)
 
     def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty) -> Tensor:

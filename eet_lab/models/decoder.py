@@ -80,9 +80,10 @@ def fused(
     if not takes(model.layers, len(x)):
         return op_by_op(model, ops, attend, x)
     act, spec, first = model.config.act, model.config.spec, model.layers[0]
-    qkv = ops.norm_linear(x, first.norm_1, first.qkv)
+    qkv: Tensor | None = ops.norm_linear(x, first.norm_1, first.qkv)
     for number, (w, following) in enumerate(zip(model.layers, (*model.layers[1:], None), strict=True)):
         extras = Extras(w.q_norm, w.k_norm, model.inv_freq)
+        assert qkv is not None, "the layer before this one made it"
         x, qkv = ops.fused_layer(attend(number, qkv, spec, extras), x, w, following, act)
     return x
 

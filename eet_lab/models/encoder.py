@@ -78,11 +78,13 @@ class Encoder(NamedTuple):
 
     def mlm_logits(self, ops: Ops, states: Tensor) -> Tensor:
         """The logits [N,V] of masked tokens, from their hidden states [N,C]."""
+        assert self.mlm_transform is not None and self.head is not None, "an encoder that fills masks"
         transformed = ops.norm_linear(states, None, self.mlm_transform, self.config.mlm_act)
         return ops.norm_linear(transformed, self.mlm_norm, self.head)
 
     def class_logits(self, ops: Ops, first: Tensor) -> Tensor:
         """The logits [B,L] of the classes of texts, whose first tokens' states are [B,C]."""
+        assert self.classes is not None, "an encoder that classifies texts"
         if self.class_dense is None:
             return ops.norm_linear(self.pooled(ops, first), None, self.classes)
         return ops.norm_linear(
@@ -91,4 +93,5 @@ class Encoder(NamedTuple):
 
     def token_class_logits(self, ops: Ops, states: Tensor) -> Tensor:
         """The logits [N,L] of the classes of tokens, from their hidden states [N,C]."""
+        assert self.token_classes is not None, "an encoder that classifies tokens"
         return ops.norm_linear(states, None, self.token_classes)

@@ -74,6 +74,7 @@ class VisionEncoder(NamedTuple):
 
     def class_logits(self, ops: Ops, first: Tensor) -> Tensor:
         """The logits [I,L] of the classes of images, whose class tokens are [I,C]."""
+        assert self.classes is not None, "an encoder that classifies images"
         return ops.norm_linear(first, self.norm, self.classes)
 
 

@@ -34,17 +34,17 @@ DROPPING = (
 class Ops:
     """What a model calls, cut where fusion can happen. Each op takes `empty`, its only source of memory."""
 
-    embed: Callable = reference.embed
-    norm_linear: Callable = reference.norm_linear
-    linear_residual: Callable = reference.linear_residual
-    fused_layer: Callable = reference.fused_layer
-    masked_attention: Callable = reference.masked_attention
-    attention: Callable = reference.attention
-    next_token: Callable = reference.next_token
-    advance: Callable = reference.advance
-    embed_norm: Callable = reference.embed_norm
-    linear_residual_norm: Callable = reference.linear_residual_norm
-    cross_attention: Callable = reference.cross_attention
+    embed: p.Embed = reference.embed
+    norm_linear: p.NormLinear = reference.norm_linear
+    linear_residual: p.LinearResidual = reference.linear_residual
+    fused_layer: p.FusedLayer = reference.fused_layer
+    masked_attention: p.Attention = reference.masked_attention
+    attention: p.Attention = reference.attention
+    next_token: p.NextToken = reference.next_token
+    advance: p.Advance = reference.advance
+    embed_norm: p.EmbedNorm = reference.embed_norm
+    linear_residual_norm: p.LinearResidualNorm = reference.linear_residual_norm
+    cross_attention: p.CrossAttention = reference.cross_attention
 
     def bind(self, empty: Empty) -> Ops:
         """The same ops with `empty` filled in."""

@@ -6,18 +6,31 @@ T tokens, B rows, C channels, H heads, D head dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Concatenate, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from eet_lab.models.decoder import Decoder
-from eet_lab.ops.types import Attend, Batch, Empty, Source
+from eet_lab.ops.types import KV, Attend, Batch, Empty, Extras, Layer, Linear, Norm, Sampling, Source, Spec, TokenBuffer
 from eet_lab.parts.buffers import Buffered
 from eet_lab.parts.kv_cache import KVCache
 from eet_lab.parts.losses import Head
 from eet_lab.parts.memory import FreshMemory
 from eet_lab.parts.passes import Batching, Group, Readable
+
+# Of each op in `ops.reference`: what a model gives it, in order, and gets. What else it takes is left open, for
+# `Ops.bind` fills in `empty`, and some ops have options.
+Embed = Callable[Concatenate[Tensor, Tensor, Tensor, Tensor | None, ...], Tensor]
+EmbedNorm = Callable[Concatenate[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor | None, Norm, ...], Tensor]
+NormLinear = Callable[Concatenate[Tensor, Norm | None, Linear, ...], Tensor]
+LinearResidual = Callable[Concatenate[Tensor, Linear, Tensor, ...], Tensor]
+LinearResidualNorm = Callable[Concatenate[Tensor, Linear, Tensor, Norm, ...], Tensor]
+FusedLayer = Callable[Concatenate[Tensor, Tensor, Layer, Layer | None, str, ...], tuple[Tensor, Tensor | None]]
+Attention = Callable[Concatenate[Tensor, KV | None, Batch, Spec, Extras, ...], Tensor]
+CrossAttention = Callable[Concatenate[Tensor, KV, Batch, Batch, Spec, ...], Tensor]
+NextToken = Callable[Concatenate[Tensor, Batch, Norm, Linear, Sampling, ...], Tensor]
+Advance = Callable[Concatenate[TokenBuffer, Tensor, Tensor, ...], None]
 
 
 class ChangesWeights(Protocol):
