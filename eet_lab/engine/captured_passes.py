@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from eet_lab.engine.tasks import TextTask
-from eet_lab.ops.fits import FEW, has_rows_on_device
+from eet_lab.ops.fits import FEW
 from eet_lab.parts.buckets import Size, blank, by_device, filled
 from eet_lab.parts.passes import Group, Pass
 from eet_lab.parts.staging import sent
@@ -54,7 +54,7 @@ class CapturedPasses:
     def __init__(self, engine: EncoderEngine, launch: CapturesPasses) -> None:
         parts = engine.parts
         self._engine, self._most = engine, launch.tokens
-        self.by_bucket = has_rows_on_device(getattr(parts.ops, getattr(parts.attend, "op", ""), None))
+        self.by_bucket = parts.has_rows_on_device
         self._replays = Replays(
             lambda given: engine.run(self._name(*given), *given),
             engine.model.device,

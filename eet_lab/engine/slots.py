@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import cached_property
 from threading import current_thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,8 @@ from eet_lab.engine.stream import PassTokens, StepTokens, open_stream
 from eet_lab.engine.token_buffer import Arrival, RequestSettings, SlotTable, num_numbers_of_changes
 from eet_lab.ops.types import Batch, Choice, Keys
 from eet_lab.parts.batches import batch_of, decode_batch
-from eet_lab.parts.buckets import rounded_up
+from eet_lab.parts.buckets import longest_mixed, mixed, rounded_up
+from eet_lab.parts.steps import Replays
 from eet_lab.progress import Cancel
 from eet_lab.scheduling import Held, Request, Row, Schedule, Scheduler
 from eet_lab.scheduling.request import check_length
@@ -63,6 +65,7 @@ class Slots:
         engine.staging.hold(num_numbers_of_changes(num_slots))
         self.table = SlotTable(engine.slot_staging, self.num_slots, capacity)
         self._launches: dict[tuple[Choice, bool], Any] = {}
+        self._replays: dict[tuple[Choice, bool], Replays] = {}  # of passes that are no decode steps
         self._choices: tuple[Choice, ...] = ()  # for which there is a place in the arena
         self._choice = Choice.GREEDY  # of the next pass: the most general one of the requests that are in slots
         self._logprobs: LogprobLog | None = None  # once a request has asked for them
@@ -91,7 +94,7 @@ class Slots:
             padded = self.schedule.aligned and self.num_slots > 1
             keys = Keys(self.table.begin, cache.block_table, padded=padded)
             self._generation, self._next = cache.generation, decode_batch(self.table.buffer, keys, self.capacity)
-            self._launches = {}
+            self._void()
         ledger = Held(cache.ledger) if self.is_batch else cache.ledger
         self.scheduler = Scheduler(self.schedule, ledger, engine.model.config.context)
         self._pads = shape.num_pad
@@ -139,7 +142,7 @@ class Slots:
         generation = engine.memory.generation
         engine.memory.reserve(passes, like=engine.model.token_embedding)
         if engine.memory.generation != generation:
-            self._launches = {}
+            self._void()
 
     def check(self, requests: Sequence[Request]) -> None:
         """PromptError for one that is longer than a slot, or than all pages."""
@@ -174,12 +177,7 @@ class Slots:
                 self.table.change(engine.staging.receive(changes))
             self._decode_step(rows)
         else:
-            batch = self._sent(rows, changes)
-            engine._cancel = cancel
-            try:
-                self._run("prefill", batch)
-            finally:
-                engine._cancel = None
+            self._other_pass(rows, changes, cancel)
         self._in_flight.append([(row.request, row.slot) for row in rows if row.tells])
         log = self._written
         arrived = self._stream.push(self.table.buffer, None if log is None else log.rows)
@@ -189,7 +187,7 @@ class Slots:
 
     def close(self) -> None:
         """Let go of graphs, which refer to the slots as these do to them; and of all requests: nothing more comes."""
-        self._launches = {}
+        self._void()
         for request in self._unfinished:
             request.status, request.finish_reason = "finished", "cancelled"
         self._unfinished = {}
@@ -238,7 +236,56 @@ class Slots:
             batch = batch._replace(spans=spans, keys=batch.keys._replace(spans=self._seen))
         self._run("decode", batch)
 
-    def _run(self, name: str, batch: Batch) -> None:
+    def _other_pass(self, rows: Sequence[Row], changes: list[Tensor], cancel: Cancel | None) -> None:
+        """A pass that reads prompts: replayed where requests join, if it is small enough and attention allows it."""
+        engine, size = self._engine, None
+        if not self.is_batch:
+            size = self.pass_size(sum(row.count for row in rows))
+        batch = batch_of(rows, self.num_slots, reads_pads=self.schedule.aligned, size=size)
+        self._plan(batch)
+        if len(batch.rows) <= self.most_captured:
+            if changes:
+                self.table.change(engine.staging.receive(changes))
+            self._replay(batch)
+            return
+        engine._cancel = cancel
+        try:
+            self._run("prefill", self._sent(rows, batch, changes))
+        finally:
+            engine._cancel = None
+
+    @cached_property
+    def most_captured(self) -> int:
+        """The most tokens of a pass that is captured though it is no decode step; 0: none is."""
+        parts = self._engine.parts
+        launch = parts.captures_passes if parts.has_rows_on_device and not self.is_batch else None
+        return launch.tokens if launch is not None else 0
+
+    def longest_of(self, tokens: int) -> int:
+        """The same for passes that one graph serves, whose requests have at most so many tokens in them."""
+        return longest_mixed(tokens)
+
+    def _replay(self, batch: Batch) -> None:
+        """Run a pass by the graph of its sizes; of each the first runs as it is, and the second is captured."""
+        kind, engine = (self._choice, self._tells_logprobs), self._engine
+        if kind not in self._replays:
+            launch = engine.parts.captures_passes
+            assert launch is not None
+            self._replays[kind] = Replays(
+                self._captured, engine.model.device, launch.graphs, shown=lambda given: given, frees_first=False
+            )
+        self._replays[kind](mixed(batch, self.capacity))
+
+    def _captured(self, batch: Batch) -> Tensor:
+        """Such a pass, on the device: whatever it reads, the token buffer has it."""
+        ids = self.table.buffer.tokens[batch.rows, batch.columns]
+        return self._run("prefill", batch._replace(ids=ids, keys=self._next.keys))
+
+    def _void(self) -> None:
+        """What was captured refers to memory that is not there any more."""
+        self._launches, self._replays = {}, {}
+
+    def _run(self, name: str, batch: Batch) -> Tensor:
         engine = self._engine
         engine.memory.enter(pass_name(name, self._choice, self._choices))
         hidden = engine._hidden(batch)
@@ -248,6 +295,7 @@ class Slots:
         if (log := self._written) is not None:
             engine._allocating = "log-probabilities"
             log.write(engine.model, engine.parts.ops.norm_linear, hidden, batch, self.table.buffer)
+        return token
 
     def _changes(self, rows: Sequence[Row]) -> list[Tensor]:
         """What the device has to know of those who come and leave, before this pass. A batch is sent whole."""
@@ -267,11 +315,8 @@ class Slots:
             self._tells_logprobs = any(each.logprobs is not None for each in here)
         return self.table.changes(arrivals, left)
 
-    def _sent(self, rows: Sequence[Row], changes: Sequence[Tensor]) -> Batch:
+    def _sent(self, rows: Sequence[Row], batch: Batch, changes: Sequence[Tensor]) -> Batch:
         """A pass that is no decode step, on the device, and what changes with it, in one copy."""
-        size = None if self.is_batch else self.pass_size(sum(row.count for row in rows))
-        batch = batch_of(rows, self.num_slots, reads_pads=self.schedule.aligned, size=size)
-        self._plan(batch)
         on_host = [part for part in batch if isinstance(part, Tensor)]
         arrived = self._engine.staging.receive([*changes, *on_host])
         if changes:
@@ -309,7 +354,7 @@ class Slots:
         passes = engine.tracer.mixed(self.schedule, self.capacity, self._choices, T, self.capacity)
         engine.memory.plan(passes, like=engine.model.token_embedding)  # it recurs, so it is no setup
         if engine.memory.generation != generation:
-            self._launches = {}
+            self._void()
 
     def _read(self, arrived: Sequence[StepTokens]) -> list[PassTokens]:
         """What the passes that have arrived told, to those that are still interested."""

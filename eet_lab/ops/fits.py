@@ -48,8 +48,8 @@ def refuses_training(why: Callable[[torch.dtype], str | None]) -> Callable[[Call
 
 
 def reads_rows_on_device(op: Called) -> Called:
-    """Declare that attention among a pass's own tokens reads on the device where rows are: a captured pass then serves
-    any rows. A decorator.
+    """Declare that attention reads on the device where the rows of a pass are: a captured one then serves any rows. A
+    decorator.
     """
     op.rows_on_device = True  # type: ignore[attr-defined]
     return op

@@ -1,4 +1,4 @@
-"""Buckets of an encoder's passes: few sizes, so that a pass that was captured serves all texts that fit into it.
+"""Buckets of passes: few sizes, so that one that was captured serves all texts, or requests, that fit into it.
 
 T tokens, B rows, N of the tokens asked for.
 """
@@ -18,6 +18,8 @@ PADDING_ROW = 128
 """Tokens of a padding row at most, the least that a bucket has, and what lengths are rounded up to: a block of
 attention serves as many queries.
 """
+QUERIES = 256
+"""The least that a bucket of the most tokens of a request has."""
 FEWEST_ROWS = 8
 FEWEST_ASKED = 32
 """More than what kernels for few tokens take, which ask for other memory."""
@@ -89,6 +91,26 @@ def by_device(read: Pass, packed: bool) -> Pass:
     """The same, where the host knows no row: a rectangle may have pads, whichever texts it is replayed for."""
     batch = read.batch
     return read._replace(batch=batch._replace(keys=batch.keys._replace(spans=None, padded=not packed), spans=None))
+
+
+def mixed(batch: Batch, capacity: int) -> Batch:
+    """A pass of requests that join slots of `capacity` columns, on the CPU, as a graph has it: the host knows no row.
+
+    Dummy tokens are pads of the first slot, in its last column, which no query ever sees. Ids and keys are left out:
+    the device has them.
+    """
+    none = batch.ids[:0]
+    columns = batch.columns.clone()
+    columns[batch.num_read :] = capacity - 1
+    longest = longest_mixed(batch.max_q)
+    return batch._replace(
+        ids=none, columns=columns, keys=Keys(none), max_q=longest, max_kv=capacity, spans=None, num_dummy=0
+    )
+
+
+def longest_mixed(tokens: int) -> int:
+    """The bucket of the most tokens of a request in such a pass."""
+    return _power(tokens, QUERIES)
 
 
 def blank(size: Size, is_typed: bool) -> Pass:

@@ -26,8 +26,9 @@ def eager(decode: Decode, longest: int) -> Decode:
 class GraphLaunch:
     """Capture a step once for each bucket of columns, then replay it: one launch a token.
 
-    The replayed step reads its column from the device, so one graph serves every column of its bucket. An encoder's
-    passes of at most so many `tokens` are captured by their size (`buckets.Size`), and `graphs` of them are kept.
+    The replayed step reads its column from the device, so one graph serves every column of its bucket. Other passes of
+    at most so many `tokens` are captured by their sizes, an encoder's (`buckets.Size`) and those that read prompts
+    where requests join (`buckets.mixed`); `graphs` of them are kept.
     """
 
     is_captured: ClassVar[bool] = True

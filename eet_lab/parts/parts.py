@@ -106,8 +106,13 @@ class Parts:
 
     @property
     def captures_passes(self) -> p.CapturesPasses | None:
-        """The launch part, where it captures an encoder's passes."""
+        """The launch part, where it captures passes that are no decode steps."""
         return self.launch if self.is_captured and isinstance(self.launch, p.CapturesPasses) else None
+
+    @property
+    def has_rows_on_device(self) -> bool:
+        """Whether attention reads on the device where the rows of a pass are."""
+        return fits.has_rows_on_device(getattr(self.ops, getattr(self.attend, "op", ""), None))
 
     @property
     def num_warm_ups(self) -> int:

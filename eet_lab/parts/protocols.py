@@ -138,7 +138,7 @@ class Launches(Protocol):
 
 @runtime_checkable
 class CapturesPasses(Launches, Protocol):
-    """One that captures an encoder's passes, too."""
+    """One that captures an encoder's passes, too, and those of requests that join."""
 
     @property
     def is_captured(self) -> bool:

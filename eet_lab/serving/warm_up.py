@@ -37,8 +37,8 @@ def warm_up_decoder(engine: Engine, cancel: Cancel | None = None) -> None:
     """Run what comes up where requests join, once there is room for all: passes of each size up to `MOST_TOKENS`
     tokens, and a few decode steps.
 
-    A GPU's libraries load kernels for a size when it first comes, and passes of few tokens are traced then. On a CPU
-    nothing depends on it. Errors: Cancelled, OutOfMemory.
+    A GPU's libraries load kernels for a size when it first comes, and passes of few tokens are traced then; passes that
+    are captured are run twice. On a CPU nothing depends on it. Errors: Cancelled, OutOfMemory.
     """
     vocab = engine.model.config.vocab_size
 
@@ -57,9 +57,14 @@ def warm_up_decoder(engine: Engine, cancel: Cancel | None = None) -> None:
     longest = min(slots.schedule.chunk or slots.capacity, slots.capacity - 1)
     most = min(slots.schedule.most_tokens(slots.capacity), slots.num_slots * longest, MOST_TOKENS)
     largest = {slots.pass_size(tokens): tokens for tokens in range(1, most + 1)}  # the most tokens of each size
-    for tokens in largest.values() if slots.has_sizes else ():
-        rows = -(-tokens // longest)
-        run([tokens // rows + (row < tokens % rows) for row in range(rows)])
+    for size, tokens in largest.items() if slots.has_sizes else ():
+        kinds = dict[int, list[int]]()  # how the tokens are divided among requests
+        for rows in range(-(-tokens // longest), min(tokens, slots.num_slots) + 1):
+            lengths = [tokens // rows + (row < tokens % rows) for row in range(rows)]
+            kinds.setdefault(slots.longest_of(lengths[0]), lengths)
+        is_captured = size <= slots.most_captured
+        for lengths in [*kinds.values()] * 2 if is_captured else [*kinds.values()][:1]:
+            run(lengths)
     run([longest], min(FEW_NEW_TOKENS, slots.capacity - longest))
     engine.reset_prefix_cache()
 

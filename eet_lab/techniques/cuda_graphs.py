@@ -1,4 +1,4 @@
-"""CUDA graphs: one launch a token, or a pass of an encoder."""
+"""CUDA graphs: one launch a token, or a pass."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ class CudaGraphs(Technique):
     second; graphs share one memory, which the largest pass decides. Larger passes run as they are: the GPU takes longer
     for them than Python to launch. Images are not captured.
 
+    Where requests join (`continuous_batching`), passes that read prompts are captured in the same way, by how many
+    tokens they have: the host is free for the next one after a single launch, however many layers there are.
+
     Expect the time per token to fall to the sum of the kernels' own times, and encoders to serve few texts at a time in
     a fraction of it. Small models gain most.
 
@@ -52,7 +55,7 @@ class CudaGraphs(Technique):
     )
     tokens: int = knob(
         GraphLaunch.tokens,
-        "An encoder's passes of at most so many tokens are captured.",
+        "Passes of at most so many tokens are captured: an encoder's, and those that read prompts where requests join.",
         label="Captured passes",
         unit="tokens",
         low=1,
@@ -60,7 +63,7 @@ class CudaGraphs(Technique):
     )
     graphs: int = knob(
         GraphLaunch.graphs,
-        "How many passes of an encoder are kept; beyond that, the least recently used is dropped.",
+        "How many captured passes are kept; beyond that, the least recently used is dropped.",
         label="Graphs",
         low=1,
         high=4096,

@@ -230,9 +230,9 @@ def _append_and_attend(cached: _Cached) -> None:
 
 
 def _of_rows(batch: Batch) -> tuple[bool, bool]:
-    """Whether some of the tokens are pads, and whether all that the rows may see is new: the host's knowledge."""
+    """Whether some of the tokens are pads, and whether all that the rows may see is new, as far as the host knows."""
     if batch.spans is None or batch.keys.spans is None:
-        return False, False
+        return True, False
     counts = [count for _, count in batch.spans]
     has_pads = sum(counts) < batch.num_read
     seen = (end - begin for begin, end in batch.keys.spans)

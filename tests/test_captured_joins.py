@@ -1,0 +1,136 @@
+"""Captured passes that read prompts beside answers are those that are not; without a GPU, by recorded operations."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import device_attention
+import pytest
+import torch
+from test_continuous import GREEDY, MIXED, STORES, alone, decoder, random_life, recipe  # noqa: F401  fixtures
+from test_step_launch import Recorder
+
+from eet_lab.engine import slots
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.parts import launch
+from eet_lab.parts.batches import make_batch
+from eet_lab.parts.buckets import QUERIES, mixed
+from eet_lab.parts.launch import GraphLaunch
+from eet_lab.technique import Recipe
+
+SIZE = 8
+
+
+class Captured(Recorder):
+    """A recording, which runs what it records: the replay that follows a capture has been."""
+
+    is_new = True
+
+    def replay(self) -> None:
+        if not self.is_new:
+            super().replay()
+        self.is_new = False
+
+
+class Repeated:
+    """The same for plain PyTorch's draws, whose operations depend on the values: all of the work once more."""
+
+    def __init__(self, work) -> None:
+        self._work, self._is_new = work, True
+
+    def replay(self) -> None:
+        if not self._is_new:
+            self._work()
+        self._is_new = False
+
+
+def recorded_work(work, pool=None) -> Captured:
+    recording = Captured()
+    with recording:
+        work()
+    return recording
+
+
+def repeated_work(work, pool=None) -> Repeated:
+    work()
+    return Repeated(work)
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Captures are recordings, and passes have few sizes as on a GPU."""
+    for name, value in (("capture", recorded_work), ("capturing", nullcontext), ("new_pool", object)):
+        monkeypatch.setattr(launch, name, value)
+    monkeypatch.setattr(slots.Slots, "pass_size", lambda self, tokens: -(-tokens // SIZE) * SIZE)
+
+
+@pytest.fixture
+def repeated(recorded, monkeypatch):
+    monkeypatch.setattr(launch, "capture", repeated_work)
+
+
+def engine_of(decoder, store="static", columns=96, most=1024):  # noqa: F811
+    parts = Recipe.parse(recipe(store)).parts
+    ops = replace(parts.ops, attention=device_attention.attention)
+    engine = Engine(decoder, replace(parts, ops=ops, launch=GraphLaunch(tokens=most)))
+    engine.reserve(parts.schedule.max_rows, columns - 2, Settings(2))
+    return engine
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize(("how", "hows"), [("recorded", GREEDY), ("repeated", MIXED)])
+def test_one_graph_serves_all_passes_of_its_size(how, hows, store, decoder, alone, request):  # noqa: F811
+    """Whoever joins and leaves: each gets what it would get alone, from few graphs."""
+    request.getfixturevalue(how)
+    engine, replayed = engine_of(decoder, store), list[int]()
+    replay = slots.Slots._replay
+
+    def noted(self, batch):
+        replayed.append(len(batch.rows))
+        return replay(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slots.Slots, "_replay", noted)
+        assert random_life(engine, alone, f"captured {store}", 25, hows) > 12
+    graphs = [replays.captures for replays in engine.slots._replays.values()]
+    assert len(replayed) > 3 * sum(graphs) > 0 and {*replayed} <= {SIZE, 2 * SIZE}
+    assert len(graphs) <= len({how.get("temperature", 0) > 0 for how in hows}) + 1
+
+
+def test_a_larger_pass_runs_as_it_is(recorded, decoder, alone):  # noqa: F811
+    engine = engine_of(decoder, most=SIZE)
+    assert engine.slots.most_captured == SIZE
+    assert random_life(engine, alone, "small ones are captured", 15) > 7
+    [kept] = [replays._kept for replays in engine.slots._replays.values()]
+    assert len(kept) == 1
+
+
+def test_what_was_captured_goes_with_its_memory(repeated, decoder, alone):  # noqa: F811
+    """A request that draws needs more room, and a larger reservation another cache."""
+    engine = engine_of(decoder, columns=40)
+    for columns in (40, 96):
+        for hows in (GREEDY, MIXED[2:3], MIXED):
+            assert random_life(engine, alone, f"{columns} {hows}", 8, hows, columns // 4) > 3
+        engine.reserve(3, 94, Settings(2))
+    first = engine.slots
+    engine.close()
+    assert not first._replays and engine.slots is None
+
+
+def test_attention_that_asks_the_host_is_not_captured(decoder):  # noqa: F811
+    parts = replace(Recipe.parse(recipe("static")).parts, launch=GraphLaunch())
+    engine = Engine(decoder, parts)
+    engine.reserve(3, 40, Settings(2))
+    assert engine.slots.most_captured == 0
+
+
+def test_dummy_tokens_are_pads_where_nobody_looks():
+    batch = make_batch([3, 1], rows=[1, 2], starts=[0, 9], num_rows=4, size=SIZE)
+    found = mixed(batch, 40)
+    assert found.columns.tolist() == [0, 1, 2, 9, *[39] * 4] and not found.rows[4:].any() and not found.num_dummy
+    assert found.max_q == QUERIES and found.max_kv == 40 and found.spans is None and found.keys.spans is None
+    assert mixed(make_batch([QUERIES + 1]), 999).max_q == 2 * QUERIES
+    assert batch.columns.tolist() == [0, 1, 2, 9, *[0] * 4], "what it is made of stays"
+    assert not torch.equal(found.first, found.count)
