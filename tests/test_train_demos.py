@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import torch
 
 from eet_lab.cli import main
 from eet_lab.encoding import fill_mask
-from eet_lab.errors import ModelError, TrainingError
+from eet_lab.errors import ModelError, SetupError, TrainingError
 from eet_lab.models import load
 from eet_lab.technique import Recipe
 from eet_lab.texts import generate
@@ -42,6 +44,33 @@ def test_drawn_digits_show_their_glyph_somewhere() -> None:
     large = torch.from_numpy(glyph.repeat(2, 0).repeat(2, 1)).float()
     places = pixels[0, :1].unfold(1, 14, 1).unfold(2, 10, 1)
     assert float(((places * large).sum((-2, -1)) / large.sum()).max()) > 0.5
+
+
+def test_which_digits_are_read_is_told(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn ones only where scikit-learn is not there at all: one that is broken is no reason to draw."""
+    scans = SimpleNamespace(images=np.zeros((1797, 8, 8)), target=np.arange(1797) % 10)
+    found: Any = SimpleNamespace(load_digits=lambda: scans)
+
+    def sklearn(name: str) -> Any:
+        if name != "sklearn.datasets":
+            return import_module(name)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(demo_data, "importlib", SimpleNamespace(import_module=sklearn))
+    monkeypatch.setattr(demos, "MOST_IMAGES", 500)
+    command = ["train", "vit-tiny", "--steps", "1", "--device", "cpu"]
+    assert main(command) == 0 and "data: the handwritten digits of scikit-learn" in capsys.readouterr().out
+    found = ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+    assert main(command) == 0 and "data: drawn digits; scikit-learn has" in capsys.readouterr().out
+    for found in (
+        ModuleNotFoundError("No module named 'scipy'", name="scipy"),
+        ImportError("cannot import name '__check_build' from 'sklearn'", name="sklearn"),
+    ):
+        with pytest.raises(SetupError, match=f"cannot be imported: {found}. Mend it"):
+            demo_of("vit-tiny").data(demo_of("vit-tiny").model())
+    assert main(command) == 2 and "scikit-learn is installed, but" in capsys.readouterr().err
 
 
 def test_masked_words_are_others_in_each_epoch_and_the_same_when_asked_again() -> None:

@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
         line.clear()
     first, *_, last = (each.loss for each in (*found.run.evaluations[:1], *found.run.evaluations))
     print(f"{demo.title}: {found.model.config.num_params:,} weights, {found.model.dtype} on {device}, {recipe}")
+    if demo.which is not None:
+        print(f"data: {demo.which()}")
     steps = counted(len(found.run.steps), "step")
     print(f"{steps} in {brief(found.seconds)} s; loss on what was held out {first:.3f} to {last:.3f}")
     print(f"right: {percent(found.right)} {'of all answers' if demo.is_whole else 'of all that is asked for'}")

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eet_lab.errors import SetupError, first_line
+
 UNITS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
@@ -109,9 +111,17 @@ def digits(count: int, size: int = 8, channels: int = 1, seed: int = 0) -> tuple
 
 
 def scanned_digits() -> tuple[Tensor, list[int]] | None:
-    """The 1,797 handwritten digits of scikit-learn [1797,1,8,8]; None where it is not installed."""
+    """The 1,797 handwritten digits of scikit-learn [1797,1,8,8]; None where it is not installed.
+
+    Errors: SetupError where it is installed and broken.
+    """
     try:
         found = importlib.import_module("sklearn.datasets").load_digits()
-    except ImportError:
-        return None
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "sklearn":
+            return None
+        raise SetupError(
+            f"scikit-learn is installed, but cannot be imported: {first_line(error)}. Mend it with `pip install "
+            "--force-reinstall scikit-learn`, or uninstall it: digits are then drawn."
+        ) from error
     return torch.tensor(found.images / 8 - 1, dtype=torch.float32)[:, None], found.target.tolist()

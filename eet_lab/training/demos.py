@@ -115,6 +115,8 @@ class Demo:
     held_out: int = 64
     is_whole: bool = False
     tokenizer: Callable[[], Tokenizer | None] = demo_tokenizer
+    which: Callable[[], str] | None = None
+    """What it reads, in words, where that depends on what is installed."""
 
     def in_steps(self, steps: int) -> Demo:
         """The same in so many steps. Errors: TrainingError."""
@@ -163,6 +165,12 @@ def _digits(model: Model) -> Numbered:
     if (found := demo_data.scanned_digits()) is None:
         return _classes(model, (), 0)
     return Examples([Example(labels=label, pixels=image) for image, label in zip(*found, strict=True)])
+
+
+def _which_digits() -> str:
+    if demo_data.scanned_digits() is None:
+        return "drawn digits; scikit-learn has handwritten ones: pip install scikit-learn"
+    return "the handwritten digits of scikit-learn"
 
 
 SPREAD = 3.0
@@ -225,6 +233,7 @@ DEMOS: dict[str, Demo] = {
             image_size=8, patch_size=2, num_channels=1,
         ),
         _digits, 400, 64, {"lr": 3e-3, "warmup_steps": 20, **_ADAM}, held_out=400, tokenizer=lambda: None,
+        which=_which_digits,
     ),
 }  # fmt: skip
 """Models that are trained here; `gpt2-mini` is for a GPU."""
