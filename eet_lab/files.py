@@ -72,7 +72,8 @@ def regular_content(
     except IsADirectoryError as problem:
         raise error(f"{name} is not a regular file, but a folder. Give {what}.") from problem
     except (OSError, ValueError) as problem:  # a name with a NUL byte is a ValueError
-        raise error(f"{name} cannot be read: {getattr(problem, 'strerror', None) or problem}.") from problem
+        why = getattr(problem, "strerror", None) or problem
+        raise error(f"{name} cannot be read: {why}. Give the path of {what} that can be read.") from problem
     if max(status.st_size, len(content)) > most_bytes:
         raise error(
             f"{name} has {sized(max(status.st_size, len(content)))}, but {what} has at most {sized(most_bytes)}. "

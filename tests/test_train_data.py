@@ -57,6 +57,8 @@ def test_files_of_text(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "One."}\n["Two."]\n', encoding="utf-8")
     (tmp_path / "cut.jsonl").write_text('{"text": "One')
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "empty.jsonl").touch()
     os.mkfifo(tmp_path / "pipe")  # whoever opens it would wait for ever
     assert Rows.of_file(model, tmp_path / "a.txt", 2)[0].ids[0] == model.config.eos_id
     assert Rows.of_file(model, tmp_path / "mark.txt", 2).ids.tolist() == [model.config.eos_id, *model.encode("A text.")]
@@ -66,8 +68,12 @@ def test_files_of_text(tmp_path):
         ("bad.jsonl", "Line 2 of .* must be an object with a string"),
         ("cut.jsonl", "Line 1 of .* is no JSON"),
         ("latin.txt", "not UTF-8: byte 3, in line 1, is 0xe9"),
-        ("no.txt", "No such"),
+        ("no.txt", "no.txt cannot be read: No such file.* Give the path of a file of text that can be read"),
+        ("empty.txt", "The text of .*empty.txt has 1 token, but a row has 2. Give more text, or shorter rows"),
+        ("empty.jsonl", "The text of .*empty.jsonl has 0 tokens, but a row has 2"),
         ("pipe", "not a regular file"),
     ):
         with pytest.raises(TrainingError, match=says):
             Rows.of_file(model, tmp_path / name, 2)
+    with pytest.raises(TrainingError, match=r"empty.jsonl is empty. Give a file with an example a line"):
+        Examples.of_file(model, tmp_path / "empty.jsonl")

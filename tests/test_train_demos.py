@@ -110,7 +110,7 @@ def test_files_of_examples_name_what_is_wrong(tmp_path: Path) -> None:
     ]:
         with pytest.raises(TrainingError, match=says):
             read({"ids": [1]}, row)
-    with pytest.raises(TrainingError, match="There are no examples"):
+    with pytest.raises(TrainingError, match=r"rows.jsonl is empty. Give"):
         read()
     path.write_bytes(b'{"text": "a"}\n{"text": "\xff"}')
     with pytest.raises(TrainingError, match=r"rows.jsonl is not UTF-8: byte 24, in line 2, is 0xff"):

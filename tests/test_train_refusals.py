@@ -29,6 +29,9 @@ from eet_lab.training.loss_scale import LossScale
         (torch.ones(2, 2), r"Example 1 is tensor\(.*, but it must be an Example"),
         ([Example([1, 2], [IGNORED, 97])], "Example 1 has the label 97, but labels are from 0 to 96, or -100"),
         ([Example([1, 2]), Example([1, 2], [-1, -1])], "Example 2 has the label -1"),
+        ([Example([1, 2], [1, 2**70])], f"Example 1 has the label {2**70}, but labels are from 0 to 96"),
+        ([Example([1, 2], [1, 2**63])], f"Example 1 has the label {2**63}, but labels are from 0 to 96"),
+        ([Example([1, 2], [IGNORED, -(2**70)])], f"Example 1 has the label -{2**70}, but"),
         ([Example([1, 2], [IGNORED, IGNORED])], "None of the 1 examples has a label"),
         ([Example([1])], "None of the 1 examples has a label"),
         ([Example([1, 2], [1])], "one for each of its 2 tokens"),
@@ -54,9 +57,10 @@ def test_batches_that_are_none(batches):
 
 
 def test_a_class_is_not_ignored():
-    says = "Example 2 has the label -100, but labels are from 0 to 2. Leave out an example without one"
-    with pytest.raises(TrainingError, match=says):
-        Trainer(encoders.ours("bert-classes").network).step([Example([5, 6], 2), Example([5, 6], IGNORED)])
+    for label in (IGNORED, 2**63, 2**70):
+        says = f"Example 2 has the label {label}, but labels are from 0 to 2. Leave out an example without one"
+        with pytest.raises(TrainingError, match=says):
+            Trainer(encoders.ours("bert-classes").network).step([Example([5, 6], 2), Example([5, 6], label)])
 
 
 def test_tokens_outside_the_vocabulary():

@@ -124,7 +124,10 @@ class Examples(Numbered):
     @classmethod
     def of_file(cls, model: Model, path: str | Path, *, seed: int = 0) -> Examples:
         """The same from JSON lines. Errors: TrainingError, which names the line."""
-        return cls([_example(model, row, what) for row, what in _json_lines(Path(path), _content(path))], seed=seed)
+        found = [_example(model, row, what) for row, what in _json_lines(Path(path), _content(path))]
+        if not found:
+            raise TrainingError(f"{visible(str(path))} is empty. Give a file with an example a line.")
+        return cls(found, seed=seed)
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -134,6 +137,19 @@ class Examples(Numbered):
 
     def _read(self, number: int, epoch: int) -> Example:
         return self.examples[number]
+
+
+class _TooShort(TrainingError):
+    """A text of fewer tokens than a row has."""
+
+    def __init__(self, what: str, num_tokens: int, row_tokens: int) -> None:
+        super().__init__(what, num_tokens, row_tokens)
+
+    def __str__(self) -> str:
+        what, num_tokens, row_tokens = self.args
+        return (
+            f"{what} has {counted(num_tokens, 'token')}, but a row has {row_tokens:,}. Give more text, or shorter rows."
+        )
 
 
 class Rows(Numbered):
@@ -150,10 +166,7 @@ class Rows(Numbered):
         self.ids = _in_one_row(tokens)
         self.row_tokens, self.seed = row_tokens, seed
         if len(self) == 0:
-            raise TrainingError(
-                f"The text has {counted(len(self.ids), 'token')}, but a row has {row_tokens:,}. Give more text, or "
-                "shorter rows."
-            )
+            raise _TooShort("The text", len(self.ids), row_tokens)
 
     @classmethod
     def of_texts(
@@ -170,7 +183,11 @@ class Rows(Numbered):
     @classmethod
     def of_file(cls, model: Model, path: str | Path, row_tokens: int, *, seed: int = 0) -> Rows:
         """A text file, or JSON lines with a "text" each. Errors: TrainingError."""
-        return cls.of_texts(model, read_texts(path), row_tokens, seed=seed)
+        texts = read_texts(path)
+        try:
+            return cls.of_texts(model, texts, row_tokens, seed=seed)
+        except _TooShort as error:
+            raise _TooShort(f"The text of {visible(str(path))}", *error.args[1:]) from None
 
     def __len__(self) -> int:
         return len(self.ids) // self.row_tokens

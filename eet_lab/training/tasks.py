@@ -21,7 +21,10 @@ from eet_lab.models.table import flat
 from eet_lab.parts import Ops
 from eet_lab.parts.losses import IGNORED, Head
 from eet_lab.parts.passes import Image, Readable, Text
+from eet_lab.scheduling.whole import is_whole
 from eet_lab.words import told
+
+MOST_64 = 2**63 - 1
 
 
 class Example(NamedTuple):
@@ -105,8 +108,8 @@ def _are_within(limit: int, arrays: Sequence[np.ndarray]) -> bool:
 
 def _at_their_places(example: Example) -> tuple[Sequence[int], np.ndarray]:
     """Each label belongs to the token that stands where it does."""
-    array = np.asarray(example.labels)
-    if array.shape != (len(example.ids),) or array.dtype.kind not in "iu":
+    array = _whole_numbers(example.labels)
+    if array is None or array.shape != (len(example.ids),):
         raise ValueError(
             f"they must be whole numbers, one for each of its {len(example.ids)} tokens, and not "
             f"{told(example.labels)}."
@@ -117,7 +120,21 @@ def _at_their_places(example: Example) -> tuple[Sequence[int], np.ndarray]:
 def _labelled(array: np.ndarray) -> tuple[Sequence[int], np.ndarray]:
     """The places of labels that are not ignored, and these."""
     places = np.flatnonzero(array != IGNORED)
-    return places.tolist(), array[places].astype(np.int64)
+    return places.tolist(), array[places]
+
+
+def _whole_numbers(labels: Any) -> np.ndarray | None:
+    """Labels as an array of int64, or of Python's own where one is beyond that: numpy would make fractions of them.
+
+    None for what are no whole numbers.
+    """
+    array = np.asarray(labels)
+    if array.dtype.kind == "i":
+        return array.astype(np.int64, copy=False)
+    numbers = np.asarray(labels, dtype=object)
+    if not numbers.size or not all(map(is_whole, numbers.ravel().tolist())):
+        return None
+    return numbers if numbers.max() > MOST_64 or numbers.min() < -MOST_64 else numbers.astype(np.int64)
 
 
 def _next_tokens(example: Example) -> tuple[Sequence[int], np.ndarray | None]:
@@ -131,8 +148,8 @@ def _next_tokens(example: Example) -> tuple[Sequence[int], np.ndarray | None]:
 
 def _answer(example: Example) -> tuple[Sequence[int], np.ndarray]:
     """Each label belongs to the place that the one before it has in the decoder."""
-    array = np.asarray(example.labels)
-    if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu":
+    array = _whole_numbers(example.labels)
+    if array is None or array.ndim != 1 or not len(array):
         raise ValueError(f"there must be the token ids of an answer, and not {told(example.labels)}.")
     return _labelled(array)
 
