@@ -10,12 +10,13 @@ import torch
 from families import ours
 
 from eet_lab.bench.rows import append, read
-from eet_lab.bench.serving import HF, HF_SERVE, HTTP, serve_all
+from eet_lab.bench.serving import HF, HF_SERVE, HTTP, HTTP_CACHED, serve_all
 from eet_lab.bench.serving_peers import Asked, served_by_hf
 from eet_lab.bench.workloads import Requests
 from eet_lab.commands.bench_tables import serve_table
 from eet_lab.errors import Cancelled, PromptError, RecipeError, SetupError
 from eet_lab.scheduling.served import percentiles
+from eet_lab.serving.handle import ServerHandle
 
 RECIPE = "all,continuous_batching:rows=3:chunk=8:budget=16"
 
@@ -24,6 +25,7 @@ def test_names_and_workloads_are_inverse():
     for name in (
         "serve:llama-1b/r256/p100-1024/n512/all",
         "serve:llama-1b/r256/p100-1024/n100-1024/all",
+        "serve:llama-1b/r128/p1056-1280/shared1024/n32-64/all",
         "serve:some/folder/r1/p7/n1/all",
     ):
         assert str(Requests.parse(name)) == name
@@ -32,7 +34,14 @@ def test_names_and_workloads_are_inverse():
     answers = Requests.parse("serve:demo/r500/p1/n100-1024/all").new_lengths()
     assert len(answers) == 500 and 100 <= min(answers) < 110 and 1010 < max(answers) <= 1024
     assert {*Requests.parse("serve:demo/r9/p1/n7/all").new_lengths()} == {7}
+    alike, apart = (Requests.parse(f"serve:demo/r9/p8-12{shared}/n1/all").prompts(500) for shared in ("/shared7", ""))
+    assert [prompt[7:] for prompt in alike] == [prompt[7:] for prompt in apart]
+    assert [prompt[:7] for prompt in alike] == [apart[0][:7]] * 9 and len({*map(tuple, alike)}) == 9
     for wrong in (
+        "serve:demo/r2/p8-12/shared8/n1/all",
+        "serve:demo/r2/p8-12/shared0/n1/all",
+        "serve:demo/r2/p8-12/shared/n1/all",
+        "serve:demo/r2/p8-12/n1/shared7/all",
         "serve:demo/r2/p1/n9-3/all",
         "serve:demo/r0/p1/n1/all",
         "serve:demo/r2/p9-3/n1/all",
@@ -61,14 +70,25 @@ def test_ours_and_transformers_serve_the_same_tokens(tmp_path):
     [path] = append(rows, tmp_path)
     assert read(path) == rows
     shown = serve_table(rows)
-    assert "tok/s" in shown and HF in shown and "yes" in shown
+    assert "tok/s" in shown and HF in shown and "yes" in shown and "prefix found" not in shown
 
 
-def test_the_same_requests_over_http(tmp_path):
-    workload = Requests.parse("serve:any/r7/p2-14/n3-6/all")
-    rows, remarks = serve_all(ours("llama"), workload, RECIPE, ("eet_lab", HTTP, HF_SERVE), repeats=1)
-    assert [row.provider for row in rows] == ["eet_lab", HTTP, HF_SERVE] and remarks == []
-    within, over, theirs = rows
+def test_the_same_requests_over_http(tmp_path, monkeypatch):
+    """Each run finds what prompts share within it, and no prompt of the run before; answers that are kept cost none."""
+    loads, stop = [], ServerHandle.stop
+    monkeypatch.setattr(
+        ServerHandle, "stop", lambda server: [loads.append(server._server.service.generator.load()), stop(server)]
+    )
+    workload = Requests.parse("serve:any/r7/p34-44/shared33/n3-6/all")
+    providers = ("eet_lab", HTTP, HTTP_CACHED, HF_SERVE)
+    rows, remarks = serve_all(ours("llama"), workload, f"{RECIPE},prefix_caching", providers, repeats=1)
+    assert [row.provider for row in rows] == [*providers] and remarks == []
+    within, over, kept, theirs = rows
+    kept_load, load = loads
+    num_tokens = sum(map(len, workload.prompts(99)))
+    assert (load.prefix_cache_hits, load.prefix_cache_queries) == (6 * 32, num_tokens)
+    assert within.prefix_hit_rate == 6 * 32 / num_tokens and kept_load.prefix_cache_queries == 0
+    assert kept.same_tokens and "prefix found %" in serve_table(rows)
     assert theirs.same_tokens and theirs.tok_s == pytest.approx(sum(workload.new_lengths()) / theirs.total_ms.p50 * 1e3)
     assert over.same_tokens and over.recipe == within.recipe and over.name == f"{HTTP} {over.recipe}"
     assert over.tok_s > 0 and over.percentiles["ttft_ms"]["p50"] <= over.percentiles["e2e_ms"]["p50"]

@@ -44,15 +44,19 @@ def test_it_lists_its_parts_with_their_estimates(h200, monkeypatch, capsys):
 
 
 def test_a_smoke_test_takes_rows_and_reports(h200, monkeypatch, tmp_path, capsys):
-    words = ["bench-gpt2-b1", "ops-linear", "compare-xl"]
+    words = ["bench-gpt2-b1", "serve-prefix", "ops-linear", "compare-xl"]
     options = ["--smoke", "--out", str(tmp_path), "--peers", "hf-sdpa", "--only", *words]
     assert run(h200, monkeypatch, *options) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert list(report) == words
     rows = read(tmp_path / "cpu.jsonl")
-    workloads = {row.workload for row in rows}
-    assert {"eet_lab", "hf-sdpa"} == {row.provider for row in rows if not row.is_op}
-    assert workloads == {"smoke/b1/p4/n6", "op:norm_linear/t2/n96/c64"}
+    served = [row for row in rows if row.workload.startswith("serve:")]
+    assert {"eet_lab", "hf-sdpa"} == {row.provider for row in rows if row.is_batch}
+    assert {row.workload for row in rows if row not in served} == {"smoke/b1/p4/n6", "op:norm_linear/t2/n96/c64"}
+    ways = [(row.provider, row.recipe.endswith("prefix_caching")) for row in served]
+    assert sorted(ways) == [(f"eet_lab{over}", on) for over in ("", "-http", "-http-cached") for on in (False, True)]
+    assert {row.workload for row in served} == {"serve:smoke/r5/p36-50/shared34/n2-4/all"}
+    assert all(row.equality == "passed" and "kv=paged" in row.recipe for row in served)
     assert (tmp_path / "recorded-compare-smoke.json").exists()
 
 

@@ -31,7 +31,8 @@ def test_tables_are_renewed_between_their_markers(tmp_path, capsys):
         "before\n<!-- techniques:begin -->old<!-- techniques:end -->\n"
         "<!-- benchmarks:begin --><!-- benchmarks:end --><!-- ops:begin --><!-- ops:end -->"
         "<!-- batch_memory:begin --><!-- batch_memory:end -->"
-        "<!-- stream_memory:begin --><!-- stream_memory:end -->\nafter\n"
+        "<!-- stream_memory:begin --><!-- stream_memory:end -->"
+        "<!-- shared_prefix:begin --><!-- shared_prefix:end -->\nafter\n"
     )
     rows = tmp_path / "README.md"
     rows.write_text("<!-- rows:begin --><!-- rows:end -->")
@@ -97,6 +98,25 @@ def test_the_stream_table_is_of_our_last_run():
     assert readme.stream_memory([*rows, others, *later, untimed]) == readme.stream_memory(later)
     assert len(readme.stream_memory(later).splitlines()) == 2 + len(later)
     assert "allocations of the driver" in readme.markdown(later) and "TTFT" not in readme.markdown(later)
+
+
+def test_requests_that_begin_alike_stand_beside_each_other():
+    row = next(row for row in read(ROOT / "benchmarks" / "h200.jsonl") if row.workload.startswith("serve:"))
+    row = replace(
+        row, workload=readme.PREFIX, provider="eet_lab", recipe=(everything := ",".join(names_in_all())), tok_s=1000.0
+    )
+    shared = replace(row, recipe=f"{everything},prefix_caching", tok_s=3000.0, prefix_hit_rate=0.874)
+    kept, earlier = replace(row, provider="eet_lab-http-cached", tok_s=9000.0), replace(row, run="earlier", tok_s=7.0)
+    lines = readme.shared_prefix([earlier, kept, shared, row, replace(row, provider="a-peer")]).splitlines()[2:]
+    assert [line.split("|")[1:4] for line in lines] == [
+        [" eet_lab ", " `all` ", " 1,000 "],
+        [" eet_lab ", " `all,prefix_caching` ", " 3,000 "],
+        [" eet_lab-http-cached ", " `all` ", " 9,000 "],
+    ]
+    assert [line.split("|")[6].strip() for line in lines] == ["–", "87", "–"]
+    assert readme.PREFIX in (ROOT / "benchmarks" / "h200" / "parts.py").read_text()
+    assert readme.shared_prefix([earlier, replace(row, workload="serve:other")]).count("\n") == 2
+    assert readme.shared_prefix([]) == readme.NOTHING
 
 
 def test_a_later_run_without_others_does_not_hide_the_race():

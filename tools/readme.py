@@ -64,6 +64,7 @@ GPU = "H200"
 """What has measured all rows but those that say another."""
 BATCH = "gpt2-xl/b16/p16-960/n64"
 STREAM = Stream.parse("gpt2-xl/r200/p1-960/n16")
+PREFIX = "serve:llama-1b/r128/p1056-1280/shared1024/n32-64/all"
 WORDS = {"tpot_ms": "a token", "total_ms": "in all", "ttft_ms": "to the first token"}
 A_STEP = "a step (the ceiling is that of arithmetic)"
 NOTHING = "No rows yet."
@@ -123,6 +124,23 @@ def stream_memory(rows: Sequence[Row]) -> str:
     ]
     head = ["| recipe | tokens/s | of the driver | of torch, a step | of the bound |", "|---|--:|--:|--:|--:|"]
     return "\n".join([*head, *lines]) if lines else NOTHING
+
+
+def shared_prefix(rows: Sequence[Row]) -> str:
+    """What its last run says of requests that begin alike, in process, over HTTP and asked again; the slowest first."""
+    ours = [row for row in rows if row.workload == PREFIX and row.provider.startswith(OURS) and row.tok_s]
+    runs = ((row.tok_s or 0, row) for row in ours if row.run == ours[-1].run)
+    lines = [
+        f"| {row.provider} | {_named(row.recipe)} | {digits(tok_s)} | {digits(_p50(row, 'ttft_ms'))} "
+        f"| {digits(_p50(row, 'e2e_ms'))} | {percent(row.prefix_hit_rate)} |"
+        for tok_s, row in sorted(runs, key=lambda pair: pair[0])
+    ]
+    head = ["| | recipe | tokens/s | TTFT p50, ms | end to end p50, ms | found, % |", "|---|---|--:|--:|--:|--:|"]
+    return "\n".join([*head, *lines]) if lines else NOTHING
+
+
+def _p50(row: Row, what: str) -> float | None:
+    return (row.percentiles or {}).get(what, {}).get("p50")
 
 
 def _over_bound(row: Row) -> str:
@@ -210,6 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "ops": ops(rows),
             "batch_memory": batch_memory(rows),
             "stream_memory": stream_memory(rows),
+            "shared_prefix": shared_prefix(rows),
         },
         args.benchmarks / "README.md": {"rows": markdown(newest(rows)) or NOTHING},
     }

@@ -25,7 +25,7 @@ from eet_lab.bench.op_workloads import OpWorkload
 from eet_lab.bench.ops import benchmark_op
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.rows import OURS, Row, append
-from eet_lab.bench.serving import HF, HF_SERVE, HTTP, run_stream, serve_all
+from eet_lab.bench.serving import HF, HF_SERVE, HTTP, HTTP_CACHED, run_stream, serve_all
 from eet_lab.bench.train_ops import TRAIN_CASES
 from eet_lab.bench.training import train_all
 from eet_lab.bench.workloads import Requests, Stream, Texts, TrainBatch, Workload
@@ -77,6 +77,7 @@ BOTH = (SDPA, "hf-compile")
 TRAIN_PEERS, TUNED = ("hf-eager", *BOTH, "hf-reduce-overhead"), "hf-max-autotune"
 ENDS = ("baseline", "all")
 STATIC = ("hf-static-compile",)
+PAGED, SHARING = "memory_reuse:kv=paged", ",prefix_caching"
 COMPILED = (*STATIC, "torch-cuda-graphs")
 
 
@@ -176,18 +177,24 @@ def keep(session: Session, rows: Sequence[Row], remarks: Sequence[str], table: C
 
 
 def served(
-    text: str, *recipes: str, providers: Sequence[str] = (OURS, HF), repeats: int = 2
+    text: str,
+    *recipes: str,
+    providers: Sequence[str] = (OURS, HF),
+    repeats: int = 2,
+    smoke: str = "serve:smoke/r5/p1-20/n2-4/all",
 ) -> Callable[[Session], Any]:
     """Recipes, the same behind our server, and transformers' own continuous batching on one workload of requests."""
 
     def work(session: Session) -> Any:
-        requests = Requests.parse("serve:smoke/r5/p1-20/n2-4/all" if session.smoke else text)
+        requests = Requests.parse(smoke if session.smoke else text)
         model = session.model(requests.model)
         rows, remarks = serve_all(
             model, requests, recipes, providers, repeats=1 if session.smoke else repeats, cancel=session.deadline
         )
         keep(session, rows, remarks, serve_table)
-        return {"rows": len(rows), "tok_s": {row.name: round(row.tok_s or 0) for row in rows}, "remarks": remarks}
+        found = {row.name: row.prefix_hit_rate for row in rows if row.prefix_hit_rate is not None}
+        tok_s = {row.name: round(row.tok_s or 0) for row in rows}
+        return {"rows": len(rows), "tok_s": tok_s, "prefix_hit_rate": found, "remarks": remarks}
 
     return work
 
@@ -313,6 +320,17 @@ PARTS: dict[str, Part] = {
         )
         for name, peer in (("serve-llama-http", HF), ("serve-llama-hf-serve", HF_SERVE))
     },
+    # Both in pages, so that they differ in what is shared alone; then asked again of a server that keeps its answers.
+    "serve-prefix": Part(
+        60,
+        served(
+            "serve:llama-1b/r128/p1056-1280/shared1024/n32-64/all",
+            *(f"all,{PAGED},continuous_batching:rows=64:budget=2048:chunk=1024{more}" for more in ("", SHARING)),
+            providers=(OURS, HTTP, HTTP_CACHED),
+            repeats=5,
+            smoke="serve:smoke/r5/p36-50/shared34/n2-4/all",
+        ),
+    ),
     "encode-bert": Part(60, encoded("encode:bert-base/t2048/p5-500", "pre_padding", "all")),
     "policies-bert": Part(100, highest_loads("bert-base")),
     "simulated-llama": Part(

@@ -66,6 +66,7 @@ class Row:
     percentiles: dict[str, dict[str, float]] | None = None  # of its requests: ttft_ms, tpot_ms, e2e_ms by p50, p95, p99
     mfu: float | None = None  # of what is trained: operations a second, as a share of `ceiling_tflops`
     ceiling_tflops: float | None = None  # what a large product of matrices reached in that process
+    prefix_hit_rate: float | None = None  # the share of prompt tokens that were found in the KV cache
 
     @property
     def is_op(self) -> bool:

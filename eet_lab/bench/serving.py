@@ -3,7 +3,10 @@
 A row of `serve:llama-1b/r256/p100-1024/n512/all`: 256 prompts of random lengths from 100 to 1,024 tokens, drawn with
 seed 0, 512 new tokens for each, all there at once: tokens per second, and how long each request waited. They go through
 an engine of this process, or over HTTP on loopback: the server's engine has a thread of this process, as in
-`eet_lab.serve`, and the client is a process of its own. A stream tells how fast it was, and what it allocated.
+`eet_lab.serve`, and the client is a process of its own. With `/shared64` all prompts begin with the same 64 tokens.
+Runs of one engine send the same requests, but each begins with an empty prefix cache. A server with a response cache
+keeps what it said: its runs are of requests that were all answered before. A stream tells how fast it was, and what it
+allocated.
 """
 
 from __future__ import annotations
@@ -48,17 +51,22 @@ from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
 
 HTTP = "eet_lab-http"
+HTTP_CACHED = "eet_lab-http-cached"
+"""The same with a response cache."""
+CACHE_MIB = 1024
+"""Room for the answers of any workload here: what was let go of would be computed again."""
 HF = "hf-generate-batch"
 HF_SERVE = "hf-serve"
 
 
 @contextmanager
 def served_over_http(
-    model: Model, recipe: Recipe, asked: Asked, cancel: Cancel | None = None
+    model: Model, recipe: Recipe, asked: Asked, cancel: Cancel | None = None, cache_mib: int = 0
 ) -> Iterator[Callable[[], ServingRun]]:
     """A server that lasts as long as the block, and what sends it all requests at once. Errors: SetupError, Cancelled.
 
-    All times count from the moment at which all are due; connecting is in them.
+    All times count from the moment at which all are due; connecting is in them. With `cache_mib` the first run is
+    computed, and later ones get the answers that were kept.
     """
     try:
         from eet_lab.serving.handle import serve
@@ -70,11 +78,17 @@ def served_over_http(
         "max_queued_requests": len(asked.prompts),
         "max_queued_tokens": sum(map(len, asked.prompts)),
         "request_s": TIMEOUT_S,
+        "response_cache_mib": cache_mib,
     }
     server = serve(model, recipe, max_model_len=asked.most_columns, **limits)
     try:
         server.wait_until_up(UP_S)
-        yield lambda: loaded(Target(server.url), asked, asked.prompts, cancel)
+
+        def run() -> ServingRun:
+            server.reset_prefix_cache()  # else a repeated run would find its own prompts
+            return loaded(Target(server.url), asked, asked.prompts, cancel)
+
+        yield run
     finally:
         server.stop()
 
@@ -111,8 +125,8 @@ def serve_all(
     """
     timing.check_repeats(repeats)
     requests = Requests.of(requests, model)
-    providers = named(providers, (OURS, HTTP, HF, HF_SERVE), "requests")
-    has_recipes = not {OURS, HTTP}.isdisjoint(providers)
+    providers = named(providers, (OURS, HTTP, HTTP_CACHED, HF, HF_SERVE), "requests")
+    has_recipes = not {OURS, HTTP, HTTP_CACHED}.isdisjoint(providers)
     chosen, remarks = distinct(recipes, model.device, model.config) if has_recipes else ([], [])
     asked = Asked.of(requests, model.config.vocab_size)
     series: dict[tuple[str, str], Series[ServingRun]] = {}
@@ -122,9 +136,10 @@ def serve_all(
             if OURS in providers:
                 engine = open_engines.enter_context(closing(_ready(model, recipe, asked)))
                 series[OURS, str(recipe)] = Series(str(recipe), partial(served, engine, asked, cancel))
-            if HTTP in providers:
-                over_http = served_over_http(model, recipe, asked, cancel)
-                series[HTTP, str(recipe)] = Series(f"{HTTP} {recipe}", open_engines.enter_context(over_http))
+            for name, cache_mib in ((HTTP, 0), (HTTP_CACHED, CACHE_MIB)):
+                if name in providers:
+                    over_http = served_over_http(model, recipe, asked, cancel, cache_mib)
+                    series[name, str(recipe)] = Series(f"{name} {recipe}", open_engines.enter_context(over_http))
         if HF in providers:
             series[HF, ""] = Series(HF, partial(served_by_hf, to_hf(model.decoder), asked))
         if HF_SERVE in providers:
@@ -181,7 +196,8 @@ def served(engine: Engine, asked: Asked, cancel: Cancel | None = None) -> Servin
             last_ms[request] = now
     total_s, tokens = time.perf_counter() - start, [request.generated for request in requests]
     first, last = ([*map(each.__getitem__, requests)] for each in (first_ms, last_ms))
-    return ServingRun(total_s, first, last, [*map(len, tokens)], tokens)
+    found = engine.prefix_cache_hit_rate if engine.cache.prefix_cache_queries else None
+    return ServingRun(total_s, first, last, [*map(len, tokens)], tokens, found=found)
 
 
 def _row(requests: Requests, who: tuple[str, str], model: Model, run: ServingRun, same: bool) -> Row:
@@ -197,6 +213,7 @@ def _row(requests: Requests, who: tuple[str, str], model: Model, run: ServingRun
         equality="passed",
         same_tokens=same,
         tok_s=run.tok_s,
+        prefix_hit_rate=run.found,
         percentiles={
             "ttft_ms": percentiles(run.first_ms),
             "tpot_ms": percentiles(run.tpot_ms),

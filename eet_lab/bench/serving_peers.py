@@ -51,7 +51,8 @@ class Asked(NamedTuple):
 class ServingRun(NamedTuple):
     """Seconds in all, and for each request the ms to its first token and to its last, and how many tokens it got.
 
-    What it got is told by `tokens`, or by `texts` where only these came.
+    What it got is told by `tokens`, or by `texts` where only these came. `found` is the share of prompt tokens that a
+    prefix cache had, where there is one that says so.
     """
 
     total_s: float
@@ -60,6 +61,7 @@ class ServingRun(NamedTuple):
     counts: Sequence[int]
     tokens: Sequence[Sequence[int]] | None = None
     texts: Sequence[str] | None = None
+    found: float | None = None
 
     @property
     def tok_s(self) -> float:

@@ -42,6 +42,7 @@ MOST_TOKENS = 10_000_000  # of a workload's prompts: they are lists of Python's 
 
 SPAN = "/p<low prompt tokens>[-<high prompt tokens>]"  # one length is written once
 RANGE = "/p<low prompt tokens>-<high prompt tokens>"
+SHARED = "[/shared<shared shared tokens>]"
 NEW = "/n<new_tokens new tokens>"
 
 
@@ -157,12 +158,13 @@ class Drawn(Named):
 class Requests(Drawn):
     """A model, and so many requests with prompts of `low` to `high` tokens.
 
-    `new_tokens` is what each is answered with, or with `most_new_tokens` the fewest: then it is random, too.
+    `new_tokens` is what each is answered with, or with `most_new_tokens` the fewest: then it is random, too. The first
+    `shared` tokens are the same in all prompts, as instructions are; they count among the `low` to `high`.
     """
 
     kind = _kind(
         "serve workload",
-        "r<requests requests>" + SPAN + NEW + "[-<most_new_tokens most new tokens>]/<arrivals arrivals>",
+        "r<requests requests>" + SPAN + SHARED + NEW + "[-<most_new_tokens most new tokens>]/<arrivals arrivals>",
         "llama-1b/r256/p100-1024/n512/all",
         SERVE,
     )
@@ -173,6 +175,7 @@ class Requests(Drawn):
     new_tokens: int
     most_new_tokens: int | None = None
     arrivals: str = "all"
+    shared: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -183,6 +186,18 @@ class Requests(Drawn):
                 f"Answers from {self.new_tokens} to {self.most_new_tokens} tokens: the second must not be the smaller. "
                 "Swap them."
             )
+        if self.shared is not None and self.shared >= self.low:
+            raise PromptError(
+                f"The shortest prompt has {self.low} tokens, of which {self.shared} are shared, but at least one must "
+                f"be its own. p counts the shared tokens too: take prompts from {self.shared + 1} tokens, or share "
+                "fewer."
+            )
+
+    def prompts(self, vocab_size: int, seed: int = 0) -> list[list[int]]:
+        """The same with the first prompt's beginning in front of all; lengths and other tokens stay as they are."""
+        drawn = super().prompts(vocab_size, seed)
+        begin = drawn[0][: self.shared or 0]
+        return [begin + prompt[len(begin) :] for prompt in drawn]
 
     def new_lengths(self, seed: int = 0) -> list[int]:
         """New tokens of each request, uniform; the same for the same seed, and drawn apart from the prompts."""

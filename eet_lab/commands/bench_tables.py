@@ -30,14 +30,17 @@ def model_table(rows: Sequence[Row]) -> str:
 
 def serve_table(rows: Sequence[Row]) -> str:
     """Rows of one workload of requests."""
-    cells = [["", "tok/s", *(f"{what} ms p50 / p95 / p99" for what in ("TTFT", "TPOT", "end to end")), "same tokens"]]
+    found = ["prefix found %"] * any(row.prefix_hit_rate is not None for row in rows)
+    waits = (f"{what} ms p50 / p95 / p99" for what in ("TTFT", "TPOT", "end to end"))
+    cells = [["", "tok/s", *waits, *found, "same tokens"]]
     for row in rows:
         each = (row.percentiles or {}).get
         waits = (
             " / ".join(map(plain, (each(name) or {}).values())) or "–" for name in ("ttft_ms", "tpot_ms", "e2e_ms")
         )
+        share = [percent(row.prefix_hit_rate)] * len(found)
         same = {None: "–", True: "yes", False: "no"}[row.same_tokens]
-        cells.append([_name(row), digits(row.tok_s, GROUPED), *waits, same])
+        cells.append([_name(row), digits(row.tok_s, GROUPED), *waits, *share, same])
     return "\n".join(_titled(rows[0], cells)) if rows else ""
 
 

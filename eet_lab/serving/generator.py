@@ -50,6 +50,10 @@ class Generator(Worker):
         """End it before the next step, if it is there; from any thread."""
         self.command(partial(self._leave, answer))
 
+    def reset_prefix_cache(self) -> None:
+        """Let those who join from now on find nothing of those who have left; from any thread."""
+        self.command(self._reset_prefix_cache)
+
     async def refresh(self) -> None:
         """Nothing: `load` looks at the engine itself."""
 
@@ -104,6 +108,10 @@ class Generator(Worker):
             assert self.engine is not None
             with suppress(ScheduleError):  # its last token is on its way
                 self.engine.cancel(request)
+
+    def _reset_prefix_cache(self) -> None:
+        if self.engine is not None:
+            self.engine.reset_prefix_cache()
 
     def _turn(self) -> None:
         assert self.engine is not None

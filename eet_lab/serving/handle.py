@@ -62,6 +62,14 @@ class ServerHandle:
             self._has_ended.wait(0.01)
         self._thread.join(self._server.service.options.drain_s + PATIENCE_S)
 
+    def reset_prefix_cache(self) -> None:
+        """Let requests from now on find nothing that `prefix_caching` kept of those before, and count them anew."""
+        from eet_lab.serving.generator import Generator
+
+        generator = self._server.service.generator
+        if isinstance(generator, Generator):  # an encoder's server has none
+            generator.reset_prefix_cache()
+
     @property
     def state(self) -> str:
         """ "starting", "serving", "stopped", or "failed" with the reason."""
