@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from unittest.mock import Mock
 
 import encoders
 import families
 import pytest
+import seq2seqs
 import torch
+from test_seq2seq_training import examples as answered
 from test_training import CHUNKED, RECIPES, language, language_loss, masked, parts
 from torch.nn.functional import cross_entropy
 
@@ -214,6 +217,38 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_as_they_were():
     assert trainer.step(language()).number == 1
 
 
+OVERFLOWS = [
+    ("gpt2", ("layers.1.fc_1", "layers.1.fc_2"), "linear_residual with layers.1.fc_2"),
+    ("gpt2", ("layers.2.qkv",), "[a-z_]*attention after layers.2.qkv"),
+    ("bert-mlm", ("layers.0.fc_1", "layers.0.fc_2"), "linear_residual_norm with layers.0.fc_2"),
+    ("t5", ("decoder.layers.1.cross.q", "decoder.layers.1.cross.kv"), "cross_attention after decoder.layers.1.cross.q"),
+]
+
+
+@pytest.mark.parametrize("recipe", ["", f"{RECIPES[3]},flat_optimizer"])
+@pytest.mark.parametrize(("name", "large", "says"), OVERFLOWS)
+def test_an_output_that_is_not_finite_is_named_where_weights_are(name, large, says, recipe, monkeypatch):
+    """By the layer and op that made it first, in a further pass that no other step makes; texts are ragged, as pads."""
+    network, examples = {"gpt2": (families, language), "t5": (seq2seqs, answered)}.get(name, (encoders, masked))
+    trainer = Trainer(
+        network.ours(name).network, Recipe.parse(recipe).parts, dropout=0.1, attention_dropout=0.1, batch_tokens=60
+    )
+    again = Mock(wraps=trainer._again)
+    monkeypatch.setattr(trainer, "_again", again)
+    trainer.step(examples())
+    assert not again.called
+    with torch.no_grad():
+        for path in large:
+            trainer.parameters[f"{path}.weight"] *= 1e20
+    kept = weights(trainer)
+    with pytest.raises(TrainingError, match=f"not finite is the output of {says}, which finite weights gave, in a"):
+        trainer.step(examples())
+    assert again.call_count == 1 and all(map(torch.equal, weights(trainer), kept))
+    again.side_effect = torch.OutOfMemoryError("no memory is left")
+    with pytest.raises(TrainingError, match="not finite is the loss, which finite weights gave"):
+        trainer.step(examples())
+
+
 def test_an_evaluation_that_is_not_finite_is_told():
     trainer = Trainer(families.ours("llama").network)
     with torch.no_grad():
@@ -283,7 +318,7 @@ def test_float16_that_is_not_a_number_is_no_overflow(half):
         trainer.step(language())
     with torch.no_grad():
         parameter.fill_(60_000.0)  # a number, but logits beyond float16's
-    with pytest.raises(TrainingError, match="loss of .* not finite is the loss, which finite weights gave"):
+    with pytest.raises(TrainingError, match="output of norm_linear with head, which finite weights gave"):
         trainer.step(language())
     assert trainer.num_steps == 0
 

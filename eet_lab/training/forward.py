@@ -1,4 +1,7 @@
-"""The forward pass of training, on the device: from what a pass reads to its loss. T tokens, C channels."""
+"""The forward pass of training, on the device: from what a pass reads to its loss, and which parts it reads.
+
+T tokens, C channels.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,29 @@ from typing import Any
 
 from torch import Tensor
 
+from eet_lab.engine.base import check_parts
+from eet_lab.errors import RecipeError
 from eet_lab.models import seq2seq
-from eet_lab.models.config import Config
+from eet_lab.models.config import Config, Seq2SeqConfig
 from eet_lab.ops.noise import Dropout, token_keys
 from eet_lab.ops.types import Batch, Source, autograd
-from eet_lab.parts import Ops, Parts
+from eet_lab.parts import Ops, Parts, unread
 from eet_lab.parts.passes import Pass
 from eet_lab.training.batch import Given
 from eet_lab.training.tasks import TrainTask
+
+UNREAD = ("ops", "weights", "kv_cache", "memory", "launch", "layers")
+"""Slots that training does not read: parts that change them alone would be on and do nothing."""
+
+
+def check_trained(parts: Parts, config: Config) -> None:
+    """RecipeError for what are no parts, and for parts that would be on and do nothing."""
+    check_parts("Trainer", parts, "all")
+    if names := unread(parts, UNREAD if isinstance(config, Seq2SeqConfig) else (*UNREAD, "cross_kv")):
+        raise RecipeError(
+            f"These parts change {' and '.join(names)}, which training this model does not use. Leave out what changes "
+            "them."
+        )
 
 
 def loss_of(model: Any, config: Config, parts: Parts, task: TrainTask, given: Given) -> Tensor:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 
 from eet_lab.errors import TrainingError
+from eet_lab.models.decoder import tensors
+from eet_lab.parts import Ops
 from eet_lab.progress import Cancel, raise_if_cancelled
 from eet_lab.training.batch import TrainPass
 from eet_lab.words import counted, some
@@ -58,20 +61,55 @@ def not_finite(
     losses: Sequence[float],
     loss: float,
     grad_norm: float,
+    again: Callable[[TrainPass, Callable[[Ops], Ops]], object],
 ) -> TrainingError:
-    """What to tell of a step that cannot be made: which examples, and the first tensor that is not finite."""
+    """What to tell of a step that cannot be made: which examples, and the first tensor that is not finite.
+
+    `again` makes a pass forward once more, with its ops changed.
+    """
     bad = [each for each, own in zip(passes, losses, strict=False) if not math.isfinite(own)][:1]
     examples = [str(number + 1) for number in sorted(n for each in bad or passes for n in each.numbers)]
-    named = ((f"weight {path}", t) for path, t in parameters.items())
-    grads = ((f"gradient of {path}", t.grad) for path, t in parameters.items() if t.grad is not None)
-    made = [("loss, which finite weights gave", torch.tensor(each)) for each in losses]  # before any gradient
-    first = next((name for name, t in (*named, *made, *grads) if not bool(t.isfinite().all())), "none of the weights")
+    weights = (f"weight {path}" for path, t in parameters.items() if not _is_finite(t))
+    outputs = (f"{found}, which finite weights gave" for each in bad for found in _outputs(parameters, each, again))
+    made = ("loss, which finite weights gave" for _ in bad)  # before any gradient
+    grads = (f"gradient of {path}" for path, t in parameters.items() if t.grad is not None and not _is_finite(t.grad))
+    first = next(chain(weights, outputs, made, grads), "none of the weights")
     return TrainingError(
         f"Step {number} has a loss of {loss} and a gradient norm of {grad_norm}, and was left out: the weights are "
         f"those before it. The first tensor that is not finite is the {first}, in a pass over "
         f"{counted(len(examples), 'example')}, {some(examples)}. Use a smaller lr or max_grad_norm, more warmup_steps, "
         "or look at these examples."
     )
+
+
+def _is_finite(found: Tensor) -> bool:
+    return bool(found.isfinite().all())
+
+
+class _NotFinite(Exception):
+    """Says which op's output is not finite."""
+
+
+def _outputs(parameters: Mapping[str, Tensor], of: TrainPass, again: Callable[..., object]) -> Iterator[str]:
+    """The first output of an op that is not finite in a pass, if any, by the op and its weight, or that before it."""
+    paths, last = {id(t): path.removesuffix(".weight") for path, t in parameters.items()}, "the start of the pass"
+
+    def watched(name: str, op: Callable[..., Any], *args: Any, **how: Any) -> Any:
+        nonlocal last
+        own = [t for t in tensors((*args, *how.values())) if id(t) in paths]
+        if own:
+            last = paths[id(max(own, key=lambda t: t.ndim > 1))]  # rather a matrix than the norm before it
+        made = op(*args, **how)
+        if not all(map(_is_finite, tensors(made))):
+            raise _NotFinite(f"output of {name} {'with' if own else 'after'} {last}")
+        return made
+
+    try:
+        again(of, lambda ops: Ops(**{f.name: partial(watched, f.name, getattr(ops, f.name)) for f in fields(ops)}))
+    except _NotFinite as found:
+        yield str(found)
+    except RuntimeError:  # such as that memory is full: what is known already is told
+        return
 
 
 def go_on(cancel: Cancel | None) -> None:

@@ -22,10 +22,8 @@ import torch
 from torch import Tensor
 
 from eet_lab.devices import present
-from eet_lab.engine.base import check_parts
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.errors import ModelError, RecipeError, TrainingError
-from eet_lab.models.config import Config, Seq2SeqConfig
 from eet_lab.models.decoder import Decoder, mapped
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.table import constants
@@ -33,7 +31,7 @@ from eet_lab.models.vision import AnyEncoder
 from eet_lab.ops import native
 from eet_lab.ops.noise import library_noise, noise_key
 from eet_lab.ops.oom import OTHERS, memory_for
-from eet_lab.parts import Parts, unread
+from eet_lab.parts import Ops, Parts
 from eet_lab.parts.buffers import Update
 from eet_lab.parts.optimizers import groups_of
 from eet_lab.parts.staging import Returned, Staging, sent
@@ -41,15 +39,13 @@ from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
 from eet_lab.training.batch import Checked, Given, Ready, Totals, TrainPass, UpdateInputs, as_integers, checked
 from eet_lab.training.data import iterable_batches
-from eet_lab.training.forward import loss_of
+from eet_lab.training.forward import check_trained, loss_of
 from eet_lab.training.ranks import ranks
 from eet_lab.training.settings import TrainSettings
 from eet_lab.training.step import Step, Work, go_on, not_finite, until
 from eet_lab.training.tasks import Example, task_of, trained
 
 REMEDY = f"Use a smaller batch_tokens, a smaller model, or bfloat16. {OTHERS}"
-UNREAD = ("ops", "weights", "kv_cache", "memory", "launch", "layers")
-"""Slots that training does not read: parts that change them alone would be on and do nothing."""
 
 
 class Trainer:
@@ -88,7 +84,7 @@ class Trainer:
             )
         self.config = network.config.in_training
         self.ranks = ranks()
-        _check_parts(self.parts, self.config)
+        check_trained(self.parts, self.config)
         if problem := self.parts.train_ops.unfit(self.config):
             raise RecipeError(f"These parts cannot train this model: {problem}. Use plain ops, or another model.")
         if problem := self.parts.train_ops.untrainable(network.dtype):
@@ -175,7 +171,8 @@ class Trainer:
             grad_norm = norm / scale
             if self.num_steps == number:
                 self.ranks.check()
-                raise not_finite(number, self.parameters, passes, [float(each) for each in losses], loss, grad_norm)
+                own = [float(each) for each in losses]
+                raise not_finite(number, self.parameters, passes, own, loss, grad_norm, partial(self._again, batch))
         computed = sum(each.group.computed_tokens for each in passes)
         ms = (perf_counter() - begin) * 1e3
         return Step(
@@ -347,6 +344,14 @@ class Trainer:
 
         return self.ranks.together(work, self.num_steps, has_gradients=True)
 
+    @torch.no_grad()
+    def _again(self, batch: Checked, each: TrainPass, change: Callable[[Ops], Ops]) -> None:
+        """A pass of the step that was made last, forward alone, with its ops changed."""
+        parts = replace(self.parts, train_ops=change(self.parts.train_ops))
+        given = sent(self._given(each, batch, self.settings), self._staging)
+        with self._noise(each):
+            loss_of(self.model, self.config, parts, self.task, given)
+
     def _noise(self, each: TrainPass) -> AbstractContextManager[None]:
         """Libraries draw what attention drops in a pass from the seed, the step and the pass."""
         if not self.settings.attention_dropout:
@@ -387,13 +392,3 @@ class Trainer:
         wide = lr.dtype if lr.device.type == "cpu" else torch.float32
         self.optimizer.update(Update(lr.to(wide), factor.to(wide), step.float(), skip))
         return factor
-
-
-def _check_parts(parts: Parts, config: Config) -> None:
-    """RecipeError for what are no parts, and for parts that would be on and do nothing."""
-    check_parts("Trainer", parts, "all")
-    if names := unread(parts, UNREAD if isinstance(config, Seq2SeqConfig) else (*UNREAD, "cross_kv")):
-        raise RecipeError(
-            f"These parts change {' and '.join(names)}, which training this model does not use. Leave out what changes "
-            "them."
-        )
