@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +182,27 @@ def updates_fail(trainer: Trainer, batch, folder: Path, full) -> None:
 def test_one_whose_memory_is_full_ends_a_step_of_all(folder):
     first, second = (torch.load(folder / f"full-{rank}.pt", map_location="cpu") for rank in range(2))
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def from_a_notebook(examples, folder: Path) -> None:
+    torch.set_num_threads(1)  # the pool of more is not there after a fork
+    dist.init_process_group("gloo")
+    trainer = Trainer(families.ours("gpt2").network, parts_on("cpu")[1], settings=SETTINGS)
+    assert isinstance(trainer.ranks, ranks.Group)
+    torch.save(torch.tensor(trainer.step(examples).loss), folder / f"{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+
+
+def test_ranks_that_accelerate_launches_train_one_model(tmp_path):
+    accelerate = pytest.importorskip("accelerate", reason="pip install accelerate")
+    if torch.cuda.is_available():
+        pytest.skip("ranks of this test have the CPU")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    alone = Trainer(families.ours("gpt2").network, parts_on("cpu")[1], settings=SETTINGS).step(language())
+    accelerate.notebook_launcher(from_a_notebook, (language(), tmp_path), num_processes=2, use_port=port)
+    losses = [torch.load(tmp_path / f"{rank}.pt").item() for rank in range(2)]
+    assert losses[0] == losses[1] == pytest.approx(alone.loss, rel=1e-5)
 
 
 def one_fails() -> None:
