@@ -33,14 +33,12 @@ def policies_on_gpus() -> Shown:
         _there(f"bert-base, fp16, captured passes, on an {H100}; the last column: without captures, on an {H200}"),
         highest_loads(panels, "The highest load with p99 within 50 ms, on an H100"),
         table(head, rows),
-        f"Packing serves the most: {_times(long, PACKED, PROGRAM)} and {_times(short, PACKED, PROGRAM)} times the "
-        "dynamic program. Even where lengths differ by hundreds of tokens, no clear gain of the dynamic program over "
-        f"padding was seen ({brief(long[PROGRAM])} and {brief(long[PADDED])} texts a second, one run each); on {SHORT} "
-        f"it stays below padding ({brief(short[PROGRAM])} and {brief(short[PADDED])}), and so do length buckets on "
-        "both. The simulation says the opposite, and this was not mended: a pass of hundreds of short texts costs the "
-        "host as much as the device, with pads or without, so fewer pads save little, and what planning takes is not "
-        f"in the cost table. Each number is one run; another of the dynamic program and of padding on {SHORT} gave "
-        "15,300 and 18,100. Without captured passes the dynamic program was never in time.",
+        f"Packing serves the most, {_times(long, PACKED, PROGRAM)} and {_times(short, PACKED, PROGRAM)} times the "
+        f"dynamic program, and that {_times(long, PROGRAM, PADDED)} and {_times(short, PROGRAM, PADDED)} times naive "
+        "padding. Two things made the dynamic program so fast. Its passes are captured, so that many small batches "
+        "cost the host little; and all batches of a plan are one read, so that one is laid out while another is "
+        "computed. Without captured passes it was never in time. Each number is one run: a host that others use, too, "
+        "makes runs differ by more than policies do.",
     )
 
 
@@ -62,8 +60,8 @@ def simulated_on_gpus() -> Shown:
         _there(f"Llama-1b, fp16, {found['requests']} requests, {brief(found['rate'])} a second, on an {H100}"),
         table(head, rows),
         "The same trace, which no cost table was made of, as the simulator serves it and as the engine did. The "
-        f"simulation is at most {100 * worst:.0f} % off. Smaller chunks bring no first token sooner here: a pass "
-        "that reads prompts costs the host 5.5 ms, however few tokens it reads.",
+        f"simulation is at most {100 * worst:.0f} % off. Smaller chunks bring no first token sooner here: a prompt "
+        "takes more passes then, and each reads all weights, however few tokens it has.",
     )
 
 
