@@ -60,6 +60,15 @@ def test_a_smoke_test_takes_rows_and_reports(h200, monkeypatch, tmp_path, capsys
     assert (tmp_path / "recorded-compare-smoke.json").exists()
 
 
+def test_liger_is_timed_beside_a_model_that_it_has_kernels_for(h200, monkeypatch, tmp_path, capsys):
+    """Of what we train, Liger 0.8.5 has kernels for Llama, Mistral, Qwen 2 and Qwen 3."""
+    options = ["--smoke", "--out", str(tmp_path), "--peers", "hf-sdpa", "hf-liger", "--only", "train-qwen3"]
+    assert run(h200, monkeypatch, *options) == 0
+    assert {row.provider for row in read(tmp_path / "cpu.jsonl")} == {"eet_lab", "hf-sdpa"}
+    [told] = json.loads((tmp_path / "report.json").read_text())["train-qwen3"]["found"].values()
+    assert "hf-liger is left out: Liger's kernels need an NVIDIA GPU" in told["remarks"]
+
+
 def test_timelines_are_put_into_the_shipped_result_or_the_sessions_own(h200, monkeypatch, tmp_path, capsys):
     """Twice: what the first call wrote to OUT is what the second finds there."""
     shipped = json.loads((PACKAGE / "recorded" / "h200-ladder-gpt2-xl-one-row.json").read_text())

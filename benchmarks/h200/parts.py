@@ -346,6 +346,8 @@ PARTS: dict[str, Part] = {
     # max-autotune alone tries its products in other ways for more than five minutes.
     "train-tuned-gpt2": Part(560, trained({"train:gpt2/b8/s1024": (*TRAIN_PEERS, TUNED)}, "all")),
     "train-gpt2-b64": Part(110, trained({"train:gpt2/b64/s1024": BOTH}, "all")),
+    # Liger has kernels for Llama, Mistral and Qwen alone.
+    "train-qwen3": Part(90, trained({"train:qwen3-0.6b/b4/s1024": (*BOTH, "hf-liger")}, "all")),
     "train-bert": Part(520, trained(with_dropout("bert-base/b32/s128", (*TRAIN_PEERS, TUNED), BOTH), *ENDS)),
     # Like MRPC, whose sentences have 53 tokens on average.
     "train-bert-ragged": Part(60, trained({"train:bert-base/b32/s5-101": BOTH}, *ENDS)),
