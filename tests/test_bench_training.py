@@ -68,7 +68,10 @@ def test_ours_and_transformers_take_the_same_steps(model, workload, tmp_path):
 
 def test_what_a_side_holds_is_taken_once_its_graphs_are_there(monkeypatch):
     """A replay allocates nothing, so a peak of replays alone has none of the activations: all of the step's memory."""
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    done = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append("waited"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100 if done == ["waited", "emptied"] else 0)
     segments = [{"segment_pool_id": pool, "total_size": 64, "allocated_size": 24} for pool in ((0, 0), (0, 1), (0, 1))]
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
     assert peers.allocated(torch.device("cuda")) == 180 and peers.allocated(torch.device("cpu")) == 0
