@@ -19,6 +19,7 @@ import pytest
 from test_native import MACHINE_CODE
 
 from eet_lab.ops import native
+from eet_lab.ops.native import toolchain
 
 RINGS = (
     "linear",
@@ -70,12 +71,28 @@ def early_arrivals(library: Path) -> tuple[int, list[str]]:
     return num_arrivals, early
 
 
+@pytest.fixture(scope="module", autouse=True)
+def reads_machine_code() -> None:
+    if not cuobjdump():
+        pytest.skip("cuobjdump is not here: it comes with a whole CUDA toolkit, or with pip install '.[test]' on Linux")
+
+
 @pytest.fixture(scope="module")
 def libraries() -> dict[str, Path]:
     """Machine code of all at once, as `test_native` has it made too: warnings and other code leave this as it is."""
-    if not cuobjdump():
-        pytest.skip("cuobjdump is not here: it comes with a whole CUDA toolkit, or with pip install '.[test]' on Linux")
     return native.build(list(RINGS), arch="90a", extra_flags=MACHINE_CODE)
+
+
+@pytest.mark.timeout(600)
+def test_several_cores_assemble_what_one_does(monkeypatch):
+    def built() -> Path:
+        return native.build(["append"], arch="90a", extra_flags=MACHINE_CODE)["append"]
+
+    together = built()
+    monkeypatch.setattr(toolchain, "parallel", lambda nvcc: ())
+    alone = built()
+    assert alone != together
+    assert (found := list(instructions(alone))) and found == list(instructions(together))
 
 
 @pytest.mark.timeout(600)

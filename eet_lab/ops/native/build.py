@@ -54,7 +54,8 @@ def build(
     nvcc = toolchain.find_nvcc()
     # NVIDIA's wheels keep the CUDA runtime in lib, where their nvcc does not look by itself.
     runtime = f"-L{nvcc.parent.parent / 'lib'}"
-    flags = (*FLAGS, f"-gencode=arch=compute_{arch},code=sm_{arch}", f"-I{csrc_dir()}", runtime, *extra_flags)
+    target = f"-gencode=arch=compute_{arch},code=sm_{arch}"
+    flags = (*FLAGS, *toolchain.parallel(nvcc), target, f"-I{csrc_dir()}", runtime, *extra_flags)
     folder = cache_dir() / "kernels" / f"sm_{arch}"
     with _told(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

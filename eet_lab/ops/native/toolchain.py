@@ -67,6 +67,14 @@ def nvcc_version(nvcc: Path) -> str:
     return version[1]
 
 
+def parallel(nvcc: Path) -> tuple[str, ...]:
+    """Flags by which several cores assemble the kernels of one source, if nvcc is known to have them.
+
+    The machine code stays the same, instruction by instruction; with nvcc's own -split-compile it does not.
+    """
+    return ("-Xptxas=--split-compile=4",) if int(nvcc_version(nvcc).split(".")[0]) >= 13 else ()
+
+
 def _output(nvcc: Path, *args: str) -> str:
     try:
         done = subprocess.run([nvcc, *args], capture_output=True, text=True, timeout=60, check=False)
