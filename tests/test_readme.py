@@ -103,19 +103,28 @@ def test_the_stream_table_is_of_our_last_run():
 def test_requests_that_begin_alike_stand_beside_each_other():
     row = next(row for row in read(ROOT / "benchmarks" / "h200.jsonl") if row.workload.startswith("serve:"))
     row = replace(
-        row, workload=readme.PREFIX, provider="eet_lab", recipe=(everything := ",".join(names_in_all())), tok_s=1000.0
+        row,
+        workload="serve:any/r9/p20-30/shared10/n4/all",
+        provider="eet_lab",
+        recipe=(everything := ",".join(names_in_all())),
+        tok_s=1000.0,
     )
     shared = replace(row, recipe=f"{everything},prefix_caching", tok_s=3000.0, prefix_hit_rate=0.874)
-    kept, earlier = replace(row, provider="eet_lab-http-cached", tok_s=9000.0), replace(row, run="earlier", tok_s=7.0)
-    lines = readme.shared_prefix([earlier, kept, shared, row, replace(row, provider="a-peer")]).splitlines()[2:]
+    kept, earlier = (
+        replace(row, provider="eet_lab-http-cached", tok_s=9000.0),
+        replace(row, run="earlier", tok_s=7.0, date="2026-11-01"),
+    )
+    lines = readme.shared_prefix([earlier, kept, shared, row, replace(row, provider="a-peer")]).splitlines()
+    assert lines[0] == f"`{row.workload}`, {row.gpu}:"
+    lines = lines[4:]
     assert [line.split("|")[1:4] for line in lines] == [
-        [" eet_lab ", " `all` ", " 1,000 "],
-        [" eet_lab ", " `all,prefix_caching` ", " 3,000 "],
-        [" eet_lab-http-cached ", " `all` ", " 9,000 "],
+        [" eet_lab ", " off ", " 1,000 "],
+        [" eet_lab ", " on ", " 3,000 "],
+        [" eet_lab-http-cached ", " off ", " 9,000 "],
     ]
     assert [line.split("|")[6].strip() for line in lines] == ["–", "87", "–"]
     assert readme.PREFIX in (ROOT / "benchmarks" / "h200" / "parts.py").read_text()
-    assert readme.shared_prefix([earlier, replace(row, workload="serve:other")]).count("\n") == 2
+    assert readme.shared_prefix([earlier, replace(row, workload="serve:other")]).count("\n") == 4
     assert readme.shared_prefix([]) == readme.NOTHING
 
 

@@ -64,7 +64,7 @@ GPU = "H200"
 """What has measured all rows but those that say another."""
 BATCH = "gpt2-xl/b16/p16-960/n64"
 STREAM = Stream.parse("gpt2-xl/r200/p1-960/n16")
-PREFIX = "serve:llama-1b/r128/p1056-1280/shared1024/n32-64/all"
+PREFIX = "/shared"
 WORDS = {"tpot_ms": "a token", "total_ms": "in all", "ttft_ms": "to the first token"}
 A_STEP = "a step (the ceiling is that of arithmetic)"
 NOTHING = "No rows yet."
@@ -128,15 +128,19 @@ def stream_memory(rows: Sequence[Row]) -> str:
 
 def shared_prefix(rows: Sequence[Row]) -> str:
     """What its last run says of requests that begin alike, in process, over HTTP and asked again; the slowest first."""
-    ours = [row for row in rows if row.workload == PREFIX and row.provider.startswith(OURS) and row.tok_s]
+    shared = [row for row in rows if PREFIX in row.workload and row.provider.startswith(OURS) and row.tok_s]
+    ours = sorted(shared, key=lambda row: row.date)
     runs = ((row.tok_s or 0, row) for row in ours if row.run == ours[-1].run)
     lines = [
-        f"| {row.provider} | {_named(row.recipe)} | {digits(tok_s)} | {digits(_p50(row, 'ttft_ms'))} "
-        f"| {digits(_p50(row, 'e2e_ms'))} | {percent(row.prefix_hit_rate)} |"
+        f"| {row.provider} | {'on' if 'prefix_caching' in row.recipe else 'off'} | {digits(tok_s)} "
+        f"| {digits(_p50(row, 'ttft_ms'))} | {digits(_p50(row, 'e2e_ms'))} | {percent(row.prefix_hit_rate)} |"
         for tok_s, row in sorted(runs, key=lambda pair: pair[0])
     ]
-    head = ["| | recipe | tokens/s | TTFT p50, ms | end to end p50, ms | found, % |", "|---|---|--:|--:|--:|--:|"]
-    return "\n".join([*head, *lines]) if lines else NOTHING
+    head = [
+        "| | prefix caching | tokens/s | TTFT p50, ms | end to end p50, ms | found, % |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    return "\n".join([f"`{ours[-1].workload}`, {ours[-1].gpu}:", "", *head, *lines]) if lines else NOTHING
 
 
 def _p50(row: Row, what: str) -> float | None:
