@@ -18,6 +18,7 @@ from eet_lab.parts import launch
 from eet_lab.parts.batches import make_batch
 from eet_lab.parts.buckets import QUERIES, mixed
 from eet_lab.parts.launch import GraphLaunch
+from eet_lab.serving.warm_up import warm_up_decoder
 from eet_lab.technique import Recipe
 
 SIZE = 8
@@ -117,6 +118,14 @@ def test_what_was_captured_goes_with_its_memory(repeated, decoder, alone):  # no
     first = engine.slots
     engine.close()
     assert not first._replays and engine.slots is None
+
+
+def test_a_warm_up_captures_passes_of_all_sizes(recorded, decoder):  # noqa: F811
+    engine = engine_of(decoder)
+    engine.slots.has_sizes = True
+    warm_up_decoder(engine)
+    [replays] = engine.slots._replays.values()
+    assert len(replays._kept) == 2 and all(kept.graph is not None for kept in replays._kept.values())
 
 
 def test_attention_that_asks_the_host_is_not_captured(decoder):  # noqa: F811

@@ -134,7 +134,7 @@ def test_bad_names_are_told(text):
         ("op:choose/b1/v9/temp1/k0", "k .top-k. is 0"),
         ("op:choose/b1/v9/temp1/k9", "k .top-k. is 9, but it must be less than v .vocabulary., 9"),
         ("op:choose/b1/v9/temp0.80/p1.0", "has no sizes 'b1/v9/temp0.80/p1.0'. Write b1/v9/temp0.8.$"),
-        ("op:choose/b1/v9/temp-1", "temperature is -1.0, but it must be 0 .greedy. or a finite number"),
+        ("op:choose/b1/v9/temp-1", "temperature is -1.0, but it must be 0 .greedy. or from 0.0001"),
         ("op:choose/b1/v9/tempnan/k3", "temperature is nan, but"),
         ("op:choose/b1/v9/tempx", "temp .temperature. is 'x', but it must be a number such as 0.8"),
         ("op:choose/b1/v9/temp1/p", "p .top-p. is '', but it must be a number"),

@@ -199,6 +199,7 @@ def test_ranks_that_accelerate_launches_train_one_model(tmp_path):
         pytest.skip("ranks of this test have the CPU")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # transformers' trainers have made one
     alone = Trainer(families.ours("gpt2").network, parts_on("cpu")[1], settings=SETTINGS).step(language())
     accelerate.notebook_launcher(from_a_notebook, (language(), tmp_path), num_processes=2, use_port=port)
     losses = [torch.load(tmp_path / f"{rank}.pt").item() for rank in range(2)]

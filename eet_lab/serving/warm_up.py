@@ -62,6 +62,8 @@ def warm_up_decoder(engine: Engine, cancel: Cancel | None = None) -> None:
         for rows in range(-(-tokens // longest), min(tokens, slots.num_slots) + 1):
             lengths = [tokens // rows + (row < tokens % rows) for row in range(rows)]
             kinds.setdefault(slots.longest_of(lengths[0]), lengths)
+            if slots.longest_of(1) in kinds:  # the last: more requests have shorter prompts
+                break
         is_captured = size <= slots.most_captured
         for lengths in [*kinds.values()] * 2 if is_captured else [*kinds.values()][:1]:
             run(lengths)
