@@ -112,12 +112,12 @@ def serve_replicas(
     without the time limits of `eet_lab.serve`.
     Errors: SetupError, also for what cannot be served; ModelError; RecipeError.
     """
+    span, wanted = Span.of(replicas), Options.of(**options)
+    check_whole(SetupError, "target_ongoing_requests", target_ongoing_requests, 1, MOST)
     cluster.check_installed()
     from eet_lab.serving.replica import ReplicaArgs
     from eet_lab.serving.service import DECODER_RECIPE, ENCODER_RECIPE
 
-    span, wanted = Span.of(replicas), Options.of(**options)
-    check_whole(SetupError, "target_ongoing_requests", target_ongoing_requests, 1, MOST)
     kind = device or default_device()
     if kind not in cluster.RESOURCES:
         raise SetupError(f"device is {told(device)}, but it must be 'cuda', a GPU for each replica, or 'cpu'.")

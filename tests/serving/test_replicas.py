@@ -105,6 +105,8 @@ def test_ray_that_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(ray_here, "find_spec", lambda name: None if name == "ray" else name)
     with pytest.raises(SetupError, match=r"ray is not installed.*pip install 'eet-lab\[ray\]'"):
         eet_lab.serve_replicas("demo")
+    with pytest.raises(SetupError, match="replicas"):
+        eet_lab.serve_replicas("demo", replicas=0)  # what Ray could not mend either comes first
 
 
 @pytest.fixture
