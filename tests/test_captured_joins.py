@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import device_attention
 import pytest
 import torch
-from test_continuous import GREEDY, MIXED, STORES, alone, decoder, random_life, recipe  # noqa: F401  fixtures
+from test_continuous import (  # noqa: F401  fixtures
+    GREEDY,
+    MIXED,
+    POLICIES,
+    STORES,
+    alone,
+    decoder,
+    random_life,
+    recipe,
+)
 from test_step_launch import Recorder
 
+from eet_lab.bench.measure import Subject
 from eet_lab.engine import slots
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
+from eet_lab.models import weights
+from eet_lab.models.config import Config
+from eet_lab.monitor import open_source
 from eet_lab.parts import launch
 from eet_lab.parts.batches import make_batch
 from eet_lab.parts.buckets import QUERIES, mixed
@@ -72,10 +86,10 @@ def repeated(recorded, monkeypatch):
     monkeypatch.setattr(launch, "capture", repeated_work)
 
 
-def engine_of(decoder, store="static", columns=96, most=1024):  # noqa: F811
-    parts = Recipe.parse(recipe(store)).parts
+def engine_of(decoder, store="static", columns=96, most=1024, graphs=256, policy=POLICIES[0]):  # noqa: F811
+    parts = Recipe.parse(recipe(store, policy)).parts
     ops = replace(parts.ops, attention=device_attention.attention)
-    engine = Engine(decoder, replace(parts, ops=ops, launch=GraphLaunch(tokens=most)))
+    engine = Engine(decoder, replace(parts, ops=ops, launch=GraphLaunch(tokens=most, graphs=graphs)))
     engine.reserve(parts.schedule.max_rows, columns - 2, Settings(2))
     return engine
 
@@ -95,17 +109,23 @@ def test_one_graph_serves_all_passes_of_its_size(how, hows, store, decoder, alon
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slots.Slots, "_replay", noted)
         assert random_life(engine, alone, f"captured {store}", 25, hows) > 12
-    graphs = [replays.captures for replays in engine.slots._replays.values()]
-    assert len(replayed) > 3 * sum(graphs) > 0 and {*replayed} <= {SIZE, 2 * SIZE}
-    assert len(graphs) <= len({how.get("temperature", 0) > 0 for how in hows}) + 1
+    replays = engine.slots._replays
+    assert len(replayed) > 3 * replays.captures > 0 and {*replayed} <= {SIZE, 2 * SIZE}
+    assert len(replays._kept) <= 2 * (len({how.get("temperature", 0) > 0 for how in hows}) + 1)
 
 
 def test_a_larger_pass_runs_as_it_is(recorded, decoder, alone):  # noqa: F811
     engine = engine_of(decoder, most=SIZE)
     assert engine.slots.most_captured == SIZE
     assert random_life(engine, alone, "small ones are captured", 15) > 7
-    [kept] = [replays._kept for replays in engine.slots._replays.values()]
-    assert len(kept) == 1
+    assert len(engine.slots._replays._kept) == 1
+
+
+def test_no_more_graphs_are_kept_than_asked_for(repeated, decoder, alone):  # noqa: F811
+    """Whatever chooses tokens: graphs of all choices are counted together."""
+    engine = engine_of(decoder, graphs=1)
+    assert random_life(engine, alone, "one graph", 10, MIXED) > 4
+    assert len(engine.slots._replays._kept) == 1
 
 
 def test_what_was_captured_goes_with_its_memory(repeated, decoder, alone):  # noqa: F811
@@ -117,22 +137,48 @@ def test_what_was_captured_goes_with_its_memory(repeated, decoder, alone):  # no
         engine.reserve(3, 94, Settings(2))
     first = engine.slots
     engine.close()
-    assert not first._replays and engine.slots is None
+    assert first._replays is None and engine.slots is None
+
+
+def test_graphs_go_with_a_chunk_that_no_decode_step_uses(recorded, monkeypatch):
+    """A pass of few tokens has other kernels on a GPU, and so a plan of its own, which leaves a chunk unused."""
+    wide = weights.random_decoder(Config(1, 1024, 16, 1024, 61, 256), 0, torch.device("cpu"), torch.float32)
+    engine = engine_of(wide, "static:planner=chunked", 66, policy="rows=4:chunk=64:budget=256")
+    held, memory, mixed_passes = engine.slots, engine.memory, engine.tracer.mixed
+    for _ in range(2):
+        for row in range(4):
+            engine.add([1 + row] * 60, Settings(1))
+        engine.step()
+    assert engine.slots is held and held._replays.captures == 1
+    chunks, memory._largest = {*memory._chunks}, {}
+    monkeypatch.setattr(engine.tracer, "mixed", lambda *sizes: mixed_passes(*sizes[:3], SIZE, sizes[-1]))
+    held._plan(make_batch([1], num_rows=4, size=SIZE))
+    assert chunks - {*memory._chunks} and held._replays is None
+
+
+def test_a_run_that_is_timed_captures_nothing(recorded, decoder):  # noqa: F811
+    words, source = Recipe.parse(recipe("static")), open_source("cpu")
+    subject = Subject(SimpleNamespace(decoder=decoder, device="cpu"), words, [[1] * 9, [2] * 5], Settings(4), source)
+    subject.engine = engine_of(decoder)
+    subject.prepare()
+    before = subject.engine.slots._replays.captures
+    subject.run()
+    assert subject.engine.slots._replays.captures == before > 0
 
 
 def test_a_warm_up_captures_passes_of_all_sizes(recorded, decoder):  # noqa: F811
     engine = engine_of(decoder)
     engine.slots.has_sizes = True
     warm_up_decoder(engine)
-    [replays] = engine.slots._replays.values()
-    assert len(replays._kept) == 2 and all(kept.graph is not None for kept in replays._kept.values())
+    kept = engine.slots._replays._kept.values()
+    assert len(kept) == 2 and all(each.graph is not None for each in kept)
 
 
 def test_attention_that_asks_the_host_is_not_captured(decoder):  # noqa: F811
     parts = replace(Recipe.parse(recipe("static")).parts, launch=GraphLaunch())
     engine = Engine(decoder, parts)
     engine.reserve(3, 40, Settings(2))
-    assert engine.slots.most_captured == 0
+    assert engine.slots.most_captured == 0 and engine.parts.captures_joins is None
 
 
 def test_dummy_tokens_are_pads_where_nobody_looks():

@@ -94,13 +94,14 @@ class Subject:
     def prepare(self, progress: Progress | None = None) -> tuple[tuple[int, ...], ...]:
         """Build kernels, allocate, capture and warm up in a first run; count the memory that this takes.
 
-        Returns the tokens of that run, for the check that stands before any timing. What is prepared once more, after
-        it was closed, keeps what was counted.
+        Where passes that read prompts are captured too, it takes a second run. Returns the tokens, for the check that
+        stands before any timing. What is prepared once more, after it was closed, keeps what was counted.
         """
         start = time.perf_counter()
         self.engine.prepare(progress, self._cancel)
         before = allocated_afresh(self._model.device)
-        warm_up = self._generate(lambda event: None)
+        for _ in range(1 if self.engine.parts.captures_joins is None else 2):
+            warm_up = self._generate(lambda event: None)
         if not self._memory:
             self._prepare_s = time.perf_counter() - start
             self._memory = memory_of(self.engine, self._model.device, before)

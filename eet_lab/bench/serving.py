@@ -117,7 +117,7 @@ def serve_all(
     progress: Progress | None = None,
     cancel: Cancel | None = None,
 ) -> tuple[list[Row], list[str]]:
-    """Serve all requests with each recipe and peer in turn, `repeats` times, after a run of each that warms up.
+    """Serve all requests with each recipe and peer in turn, `repeats` times, after runs of each that warm up.
 
     A row tells of the run with the median throughput. What our recipes say is checked on a sample before; a peer's
     tokens are compared with ours. Returns rows and remarks. Errors: RecipeError for a recipe without continuous
@@ -135,7 +135,8 @@ def serve_all(
             _check(model, recipe, asked)
             if OURS in providers:
                 engine = open_engines.enter_context(closing(_ready(model, recipe, asked)))
-                series[OURS, str(recipe)] = Series(str(recipe), partial(served, engine, asked, cancel))
+                run = partial(served, engine, asked, cancel)
+                series[OURS, str(recipe)] = Series(str(recipe), run, warm_ups=recipe.parts.num_warm_ups)
             for name, cache_mib in ((HTTP, 0), (HTTP_CACHED, CACHE_MIB)):
                 if name in providers:
                     over_http = served_over_http(model, recipe, asked, cancel, cache_mib)

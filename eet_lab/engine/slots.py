@@ -48,6 +48,14 @@ class NewToken(NamedTuple):
     t_ms: float
 
 
+class _Join(NamedTuple):
+    """A pass that reads prompts, as a graph has it, and what chooses its tokens."""
+
+    batch: Batch
+    choice: Choice
+    tells_logprobs: bool
+
+
 class Slots:
     """Slots for requests that run side by side: those of a batch, which begin together, or such that join and leave.
 
@@ -65,7 +73,7 @@ class Slots:
         engine.staging.hold(num_numbers_of_changes(num_slots))
         self.table = SlotTable(engine.slot_staging, self.num_slots, capacity)
         self._launches: dict[tuple[Choice, bool], Any] = {}
-        self._replays: dict[tuple[Choice, bool], Replays] = {}  # of passes that are no decode steps
+        self._replays: Replays | None = None  # of passes that are no decode steps
         self._choices: tuple[Choice, ...] = ()  # for which there is a place in the arena
         self._choice = Choice.GREEDY  # of the next pass: the most general one of the requests that are in slots
         self._logprobs: LogprobLog | None = None  # once a request has asked for them
@@ -163,8 +171,8 @@ class Slots:
     def step(self, cancel: Cancel | None = None) -> list[PassTokens]:
         """One pass for all that are in flight; returns what has come to the host meanwhile.
 
-        Where there is nothing to read, it waits for what is on its way. `cancel` ends a pass that is no decode step
-        between two ops: Cancelled, after which these slots are of no use.
+        Where there is nothing to read, it waits for what is on its way. `cancel` ends a pass that is no decode step,
+        and is not captured, between two ops: Cancelled, after which these slots are of no use.
         """
         rows = self.scheduler.next()
         if not rows:
@@ -257,8 +265,7 @@ class Slots:
     @cached_property
     def most_captured(self) -> int:
         """The most tokens of a pass that is captured though it is no decode step; 0: none is."""
-        parts = self._engine.parts
-        launch = parts.captures_passes if parts.has_rows_on_device and not self.is_batch else None
+        launch = self._engine.parts.captures_joins
         return launch.tokens if launch is not None else 0
 
     def longest_of(self, tokens: int) -> int:
@@ -267,23 +274,21 @@ class Slots:
 
     def _replay(self, batch: Batch) -> None:
         """Run a pass by the graph of its sizes; of each the first runs as it is, and the second is captured."""
-        kind, engine = (self._choice, self._tells_logprobs), self._engine
-        if kind not in self._replays:
-            launch = engine.parts.captures_passes
+        if self._replays is None:
+            launch, device = self._engine.parts.captures_joins, self._engine.model.device
             assert launch is not None
-            self._replays[kind] = Replays(
-                self._captured, engine.model.device, launch.graphs, shown=lambda given: given, frees_first=False
-            )
-        self._replays[kind](mixed(batch, self.capacity))
+            self._replays = Replays(self._captured, device, launch.graphs, shown=lambda given: given, frees_first=False)
+        self._replays(_Join(mixed(batch, self.capacity), self._choice, self._tells_logprobs))
 
-    def _captured(self, batch: Batch) -> Tensor:
+    def _captured(self, join: _Join) -> Tensor:
         """Such a pass, on the device: whatever it reads, the token buffer has it."""
+        batch = join.batch
         ids = self.table.buffer.tokens[batch.rows, batch.columns]
         return self._run("prefill", batch._replace(ids=ids, keys=self._next.keys))
 
     def _void(self) -> None:
         """What was captured refers to memory that is not there any more."""
-        self._launches, self._replays = {}, {}
+        self._launches, self._replays = {}, None
 
     def _run(self, name: str, batch: Batch) -> Tensor:
         engine = self._engine

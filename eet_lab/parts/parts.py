@@ -115,6 +115,11 @@ class Parts:
         return fits.has_rows_on_device(getattr(self.ops, getattr(self.attend, "op", ""), None))
 
     @property
+    def captures_joins(self) -> p.CapturesPasses | None:
+        """The launch part, where it captures passes that read prompts, too: requests join, and attention allows it."""
+        return self.captures_passes if self.schedule.max_rows is not None and self.has_rows_on_device else None
+
+    @property
     def num_warm_ups(self) -> int:
         """Runs before one that counts: a pass that is captured runs as it is at first, and is captured next."""
         return 1 + self.is_captured
