@@ -152,7 +152,7 @@ class Reader(Worker):
 
     def _ahead(self, task: TextTask) -> Sequence[WaitingText]:
         """A group for this task that nobody who comes could change; nothing while there is none."""
-        if not self._is_full:
+        if not (self._is_full and self._in_flight):  # with nothing in flight, it would wait for a command in here
             return ()
         if not self._do_commands():
             self._commands.put(None)  # the thread ends after this turn

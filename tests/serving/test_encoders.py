@@ -292,6 +292,14 @@ def test_a_full_group_is_launched_while_those_before_it_are_computed(planned, mo
     assert asked(planned, 2)[0] and planned._turn() is None and other.result.done(), "another task, another read"
 
 
+def test_a_read_does_not_wait_for_who_has_not_come(planned, monkeypatch):
+    """Where a full group is there, and nobody else, the engine is free until somebody comes."""
+    planned._policy, [two], asked_with_work = NaivePadding(max_rows=2), asked(planned, 2), []
+    monkeypatch.setattr(planned, "_do_commands", lambda: asked_with_work.append(planned._has_work) or True)
+    planned._turn()
+    assert two.result().shape == (2, 32) and all(asked_with_work)
+
+
 def test_who_leaves_while_a_plan_is_read_takes_nobody_along(planned, monkeypatch):
     seen = passes_that_are_late(monkeypatch)
     [left, stays] = asked(planned, 3, 2)
