@@ -49,7 +49,7 @@ PyTorch. --append adds a JSON line for each to <gpu>.jsonl in that folder.
 serve:model/r<requests>/p<prompt tokens>/n<new tokens>/all are so many requests that are all there at once, for recipes
 with continuous_batching (eet_lab), for the same behind our server on this machine (eet_lab-http), and for
 transformers' generate_batch (hf-generate-batch) and its server (hf-serve). n100-1024 draws a length for each. With
-/shared<tokens> behind p, all prompts begin with the same tokens, which p counts: what prefix_caching finds.
+/shared<tokens> behind p, all prompts begin with the same tokens, which are among those of p: prefix_caching finds them.
 eet_lab-http-cached is our server with a response cache, asked what it has answered before.
 encode:model/t<texts>/p<tokens of each> are so many texts for an encoder, in order of arrival; its
 providers are eet_lab, hf-sdpa (padded), and hf-sdpa-sorted (by length before).

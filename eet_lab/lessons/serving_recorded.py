@@ -33,12 +33,12 @@ def policies_on_gpus() -> Shown:
         _there(f"bert-base, fp16, captured passes, on an {H100}; the last column: without captures, on an {H200}"),
         highest_loads(panels, "The highest load with p99 within 50 ms, on an H100"),
         table(head, rows),
-        f"Packing serves the most, {_times(long, PACKED, PROGRAM)} and {_times(short, PACKED, PROGRAM)} times the "
-        f"dynamic program, and that {_times(long, PROGRAM, PADDED)} and {_times(short, PROGRAM, PADDED)} times naive "
-        "padding. Two things made the dynamic program so fast. Its passes are captured, so that many small batches "
-        "cost the host little; and all batches of a plan are one read, so that one is laid out while another is "
-        "computed. Without captured passes it was never in time. Each number is one run: a host that others use, too, "
-        "makes runs differ by more than policies do.",
+        f"Packing serves the most: on {LONG} and {SHORT} it comes to {_times(long, PACKED, PROGRAM)} and "
+        f"{_times(short, PACKED, PROGRAM)} times the dynamic program. The dynamic program comes to "
+        f"{_times(long, PROGRAM, PADDED)} and {_times(short, PROGRAM, PADDED)} times naive padding, for two reasons. "
+        "Its passes are captured, so that many small batches cost the host little; and all batches of a plan are one "
+        "read, so that one is laid out while another is computed. Without captured passes it was never in time. Each "
+        "number is one run. Where others use the host too, runs differ by more than policies do.",
     )
 
 
