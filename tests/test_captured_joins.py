@@ -166,12 +166,20 @@ def test_a_run_that_is_timed_captures_nothing(recorded, decoder):  # noqa: F811
     assert subject.engine.slots._replays.captures == before > 0
 
 
-def test_a_warm_up_captures_passes_of_all_sizes(recorded, decoder):  # noqa: F811
+@pytest.mark.parametrize("temperatures", [(0.0,), (0.0, 1.0)])
+def test_a_warm_up_captures_passes_of_all_sizes(repeated, decoder, temperatures):  # noqa: F811
+    """Of those that draw first, which need more memory: what is captured stays."""
     engine = engine_of(decoder)
     engine.slots.has_sizes = True
-    warm_up_decoder(engine)
+    warm_up_decoder(engine, None, temperatures)
     kept = engine.slots._replays._kept.values()
-    assert len(kept) == 2 and all(each.graph is not None for each in kept)
+    assert len(kept) == 2 * len(temperatures) and all(each.graph is not None for each in kept)
+    captures = engine.slots._replays.captures
+    for temperature in temperatures:
+        request = engine.add([1] * 9, Settings(3, temperature=temperature))
+        while not request.done:
+            engine.step()
+    assert engine.slots._replays.captures == captures
 
 
 def test_attention_that_asks_the_host_is_not_captured(decoder):  # noqa: F811

@@ -19,6 +19,9 @@ from eet_lab.serving.warm_up import warm_up_decoder
 from eet_lab.serving.worker import Worker
 from eet_lab.technique import Recipe
 
+SERVED_TEMPERATURES = 1.0, 0.0
+"""OpenAI's default, and greedy: what a GPU is warmed up for."""
+
 
 class Generator(Worker):
     """Serves jobs until their last token, their deadline, or their end by `leave`, within one step.
@@ -82,7 +85,7 @@ class Generator(Worker):
             # Prompts of one token: it shall take memory, and not compute what nobody asked for.
             engine.reserve(rows, 1, Settings(max_new_tokens=self._columns - 1))
             if engine.model.device.type == "cuda":  # a CPU has nothing to warm up but its decode steps
-                warm_up_decoder(engine, self.is_closing)
+                warm_up_decoder(engine, self.is_closing, SERVED_TEMPERATURES)
             on_error.pop_all()
         self.engine = engine
 

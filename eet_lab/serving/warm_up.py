@@ -33,20 +33,28 @@ they have so many requests between them.
 """
 
 
-def warm_up_decoder(engine: Engine, cancel: Cancel | None = None) -> None:
+def warm_up_decoder(engine: Engine, cancel: Cancel | None = None, temperatures: Sequence[float] = (0.0,)) -> None:
     """Run what comes up where requests join, once there is room for all: passes of each size up to `MOST_TOKENS`
     tokens, and a few decode steps.
 
     A GPU's libraries load kernels for a size when it first comes, and passes of few tokens are traced then; passes that
-    are captured are run twice. On a CPU nothing depends on it. Errors: Cancelled, OutOfMemory.
+    are captured are run twice. All of it is done for requests of each of the `temperatures`: what draws a token is
+    captured apart, and needs more memory than what does not, so it comes first. On a CPU nothing depends on it.
+    Errors: Cancelled, OutOfMemory.
     """
+    for temperature in sorted(temperatures, reverse=True):
+        _warm_up(engine, cancel, temperature)
+    engine.reset_prefix_cache()
+
+
+def _warm_up(engine: Engine, cancel: Cancel | None, temperature: float) -> None:
     vocab = engine.model.config.vocab_size
 
     def run(lengths: Sequence[int], new_tokens: int = 1) -> None:
         engine.reset_prefix_cache()  # which has these tokens
         # Rows that begin alike would wait for each other there.
         prompts = [[row % vocab] * length for row, length in enumerate(lengths)]
-        requests = [engine.add(prompt, Settings(new_tokens)) for prompt in prompts]
+        requests = [engine.add(prompt, Settings(new_tokens, temperature=temperature)) for prompt in prompts]
         while not all(request.done for request in requests):  # a step may tell nothing before the last
             engine.step()
             raise_if_cancelled(cancel, "The warm-up")
@@ -68,7 +76,6 @@ def warm_up_decoder(engine: Engine, cancel: Cancel | None = None) -> None:
         for lengths in [*kinds.values()] * 2 if is_captured else [*kinds.values()][:1]:
             run(lengths)
     run([longest], min(FEW_NEW_TOKENS, slots.capacity - longest))
-    engine.reset_prefix_cache()
 
 
 @on_its_encoders_device
