@@ -16,7 +16,7 @@ import seq2seqs
 import test_vision
 import torch
 
-from eet_lab.bench import peers, train_compare, training
+from eet_lab.bench import peers, timing, train_compare, training
 from eet_lab.bench.cost import train_flops
 from eet_lab.bench.rows import append, markdown, read
 from eet_lab.bench.timing import LeftOut
@@ -74,10 +74,10 @@ def test_what_a_side_holds_is_taken_once_its_graphs_are_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100 if done == ["waited", "emptied"] else 0)
     segments = [{"segment_pool_id": pool, "total_size": 64, "allocated_size": 24} for pool in ((0, 0), (0, 1), (0, 1))]
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    assert peers.allocated(torch.device("cuda")) == 180 and peers.allocated(torch.device("cpu")) == 0
+    assert timing.allocated(torch.device("cuda")) == 180 and timing.allocated(torch.device("cpu")) == 0
     taken, step, model = [], Trainer._step, families.ours("gpt2")
     monkeypatch.setattr(Trainer, "_step", lambda *given: taken.append(1) or step(*given))
-    monkeypatch.setattr(training, "allocated", lambda device: len(taken))
+    monkeypatch.setattr(timing, "allocated", lambda device: len(taken))
     batch = training.Batch.of(TrainBatch.parse("train:any/b2/s8"), model)
     assert training._ours(batch, Recipe.parse("pre_padding")).held_bytes >= 2, "the first step is not captured"
 

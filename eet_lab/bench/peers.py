@@ -7,7 +7,6 @@ They are the modes of transformers' `generate`, left-padded and greedy, and PyTo
 
 from __future__ import annotations
 
-import gc
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from eet_lab.bench.launches import STEPS, StepLaunches, counting
 from eet_lab.bench.static_decoder import Peer, Rows, Timing, TorchCompile, TorchGraphs, left_padded
-from eet_lab.bench.timing import LeftOut, Stopwatch
+from eet_lab.bench.timing import LeftOut, Stopwatch, allocated
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import ModelError, OutOfMemory, first_line
 from eet_lab.models.config import Config, EncoderConfig, Seq2SeqConfig, VisionConfig
@@ -252,22 +251,6 @@ def largest(errors: Iterable[float]) -> float:
     """The largest error, 0 of none; infinite where one is not a number, which `max` may pass over."""
     found = list(errors)
     return max(found, default=0.0) if all(map(math.isfinite, found)) else math.inf
-
-
-def allocated(device: torch.device) -> int:
-    """Bytes that torch has handed out, or keeps for graphs, once what nobody holds any more is gone; 0 on a CPU."""
-    if device.type != "cuda":
-        return 0
-    gc.collect()
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()  # the pools of graphs that are gone, too
-    return torch.cuda.memory_allocated(device) + kept_for_graphs()
-
-
-def kept_for_graphs() -> int:
-    """Bytes that graphs write to as they are replayed: torch's allocator calls them free, and no peak counts them."""
-    pooled = [each for each in torch.cuda.memory_snapshot() if tuple(each["segment_pool_id"]) != (0, 0)]
-    return sum(each["total_size"] - each["allocated_size"] for each in pooled)
 
 
 def norm_of(grads: Any) -> float:

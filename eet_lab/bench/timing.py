@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 import time
@@ -68,6 +69,22 @@ def with_peak(work: Callable[[], Run], device: str) -> tuple[Run, int | None]:
     before = torch.cuda.memory_allocated()
     value = work()
     return value, torch.cuda.max_memory_allocated() - before
+
+
+def allocated(device: torch.device) -> int:
+    """Bytes that torch has handed out, or keeps for graphs, once what nobody holds any more is gone; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    gc.collect()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()  # the pools of graphs that are gone, too
+    return torch.cuda.memory_allocated(device) + kept_for_graphs()
+
+
+def kept_for_graphs() -> int:
+    """Bytes that graphs write to as they are replayed: torch's allocator calls them free, and no peak counts them."""
+    pooled = [each for each in torch.cuda.memory_snapshot() if tuple(each["segment_pool_id"]) != (0, 0)]
+    return sum(each["total_size"] - each["allocated_size"] for each in pooled)
 
 
 class Stopwatch:

@@ -19,7 +19,7 @@ import torch
 from eet_lab.bench import timing
 from eet_lab.bench.cost import matmul_tflops, train_flops
 from eet_lab.bench.measured import Spread
-from eet_lab.bench.peers import CAPTURED_BY, TRAIN_MODES, Checked, Sized, allocated, norm_of, train_with_hf
+from eet_lab.bench.peers import CAPTURED_BY, TRAIN_MODES, Checked, Sized, norm_of, train_with_hf
 from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
 from eet_lab.bench.timing import Rounds, Series, Tally, check_repeats
 from eet_lab.bench.workloads import TrainBatch
@@ -188,11 +188,11 @@ def verdict(off: float, most: float) -> str:
 @memory_for("what a recipe trains")
 def _ours(batch: Batch, recipe: Recipe) -> Sized:
     checked = checked_of(Trainer(batch.network, recipe.parts), batch.examples)
-    before = allocated(batch.network.device)
+    before = timing.allocated(batch.network.device)
     trainer = batch.trainer(recipe.parts)
     for _ in range(CAPTURED_BY):  # which make all that stays
         trainer.step(batch.examples)
-    held = allocated(batch.network.device) - before
+    held = timing.allocated(batch.network.device) - before
     return Sized(lambda num: [*trainer.steps(repeat(batch.examples, num))], checked, held)
 
 
