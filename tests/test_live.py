@@ -177,6 +177,22 @@ def test_a_full_group_is_launched_while_those_before_it_are_computed(monkeypatch
     assert served.passes.rows.tolist() == [2, 2, 2, 1] and np.isfinite(served.last_ms).all()
 
 
+def test_a_full_plan_of_nobody_waits_until_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OneByOne(NaivePadding):
+        def next(self, waiting: Any, now_ms: float, costs: Any) -> Any:
+            asked.append(len(seen))
+            busy = [what for what, _ in seen].count("launched") > [what for what, _ in seen].count("come")
+            return Plan([] if busy else [[next(iter(waiting))]], is_full=True)
+
+    model, asked = encoder("bert"), list[int]()
+    table = encoder_cost(lambda length, batch: 1.0, (1, 32), (1, 4))
+    table = replace(table, source=replace(table.source, recipe="pre_padding"))
+    seen = passes_that_are_late(monkeypatch)
+    monkeypatch.setattr("eet_lab.serving.live.warm_up_encoder", lambda *args: None)
+    served = serve_traffic(model, Traffic(np.zeros(3), np.array([3, 9, 4]), np.ones(3, int)), OneByOne(), table)
+    assert served.passes.rows.tolist() == [1, 1, 1] and len(asked) < 9
+
+
 def test_rows_that_are_measured_see_different_columns(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[int]()
     add = profile_passes.Engine.add

@@ -322,7 +322,7 @@ class _ReadingPlans:
         self._admit()
         queue = self._clock.queue
         plan = self._policy.next(queue.waiting, queue.now_ms, self._table) if queue.waiting else None
-        return plan if plan is not None and plan.is_full else None
+        return plan if plan is not None and plan.is_full and plan.groups else None
 
     def _admit(self) -> None:
         self._clock.admit(sum(map(len, self._in_flight)))
