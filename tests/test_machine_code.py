@@ -100,3 +100,9 @@ def test_several_cores_assemble_what_one_does(monkeypatch):
 def test_no_arrival_goes_ahead_of_loads(kernel, libraries):
     num_arrivals, early = early_arrivals(libraries[kernel])
     assert num_arrivals and not early
+
+
+def test_an_assembler_that_may_not_know_of_several_cores_is_not_told(monkeypatch):
+    for version, has_it in (("12.9.86", False), ("13.0.88", True), ("14.1.2", True)):
+        monkeypatch.setattr(toolchain, "nvcc_version", lambda nvcc, version=version: version)
+        assert bool(toolchain.parallel(Path("nvcc"))) == has_it

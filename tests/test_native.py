@@ -308,12 +308,6 @@ def test_the_headers_found_by_name_are_those_that_the_preprocessor_reads():
         assert ours == includes(source(name))
 
 
-@pytest.mark.parametrize(("version", "has_it"), [("12.9.86", False), ("13.0.88", True), ("14.1.2", True)])
-def test_an_assembler_that_may_not_know_of_several_cores_is_not_told(monkeypatch, version, has_it):
-    monkeypatch.setattr(toolchain, "nvcc_version", lambda nvcc: version)
-    assert bool(toolchain.parallel(Path("nvcc"))) == has_it
-
-
 def test_the_key_depends_on_flags(small, monkeypatch):
     monkeypatch.setattr(toolchain, "nvcc_version", lambda nvcc: "13.0.0")
     assert key(small, Path("nvcc"), ["-O3"]) != key(small, Path("nvcc"), ["-O2"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, NamedTuple
 
@@ -193,8 +193,7 @@ class CallRecorder(TorchCalls):
         """The ops of one decode step of an engine whose rows see these columns, which the KV cache has room for."""
         parts, B, device = engine.parts, len(seen), buffer.ids.device
         max_kv = max(end for _, end in seen)
-        slots = {f.name: getattr(parts.ops, f.name) for f in fields(parts.ops)}
-        ops: Any = Ops(**{name: partial(self.run, name, op) for name, op in slots.items()}).bind(fresh)
+        ops: Any = parts.ops.wrapped(lambda name, op: partial(self.run, name, op)).bind(fresh)
         cache = new_cache(engine.model, parts)
         cache.open([0] * B, max_kv)
         begin = torch.tensor([begin for begin, _ in seen], device=device)
@@ -241,7 +240,7 @@ def around_each(ops: Ops, around: Callable[[str], AbstractContextManager]) -> Op
 
         return run
 
-    return Ops(**{f.name: within(f.name, getattr(ops, f.name)) for f in fields(ops)})
+    return ops.wrapped(within)
 
 
 Counts = tuple[tuple[str, int], ...]

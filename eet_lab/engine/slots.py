@@ -20,7 +20,7 @@ from eet_lab.engine.stream import PassTokens, StepTokens, open_stream
 from eet_lab.engine.token_buffer import Arrival, RequestSettings, SlotTable, num_numbers_of_changes
 from eet_lab.ops.types import Batch, Choice, Keys
 from eet_lab.parts.batches import batch_of, decode_batch
-from eet_lab.parts.buckets import longest_mixed, mixed, rounded_up
+from eet_lab.parts.buckets import mixed, rounded_up
 from eet_lab.parts.steps import Replays
 from eet_lab.progress import Cancel
 from eet_lab.scheduling import Held, Request, Row, Schedule, Scheduler
@@ -267,10 +267,6 @@ class Slots:
         """The most tokens of a pass that is captured though it is no decode step; 0: none is."""
         launch = self._engine.parts.captures_joins
         return launch.tokens if launch is not None else 0
-
-    def longest_of(self, tokens: int) -> int:
-        """The same for passes that one graph serves, whose requests have at most so many tokens in them."""
-        return longest_mixed(tokens)
 
     def _replay(self, batch: Batch) -> None:
         """Run a pass by the graph of its sizes; of each the first runs as it is, and the second is captured."""

@@ -109,7 +109,7 @@ def mixed(batch: Batch, capacity: int) -> Batch:
 
 
 def longest_mixed(tokens: int) -> int:
-    """The bucket of the most tokens of a request in such a pass."""
+    """The bucket of the most tokens that a request has in such a pass: one graph serves all of it."""
     return _power(tokens, QUERIES)
 
 

@@ -52,7 +52,11 @@ class Ops:
 
     def bind_each(self, empty_of: Callable[[str], Empty]) -> Ops:
         """The same ops, each with an `empty` of its own; `empty_of` is told the op's name."""
-        return Ops(**{f.name: partial(getattr(self, f.name), empty=empty_of(f.name)) for f in fields(self)})
+        return self.wrapped(lambda name, op: partial(op, empty=empty_of(name)))
+
+    def wrapped(self, around: Callable[[str, Callable], Callable]) -> Ops:
+        """What `around` makes of each op, by its name."""
+        return Ops(**{f.name: around(f.name, getattr(self, f.name)) for f in fields(self)})
 
     def differentiable(self, drop: Dropout | None) -> Ops:
         """The same ops for a training pass: PyTorch chooses memory and differentiates, and some numbers are dropped."""

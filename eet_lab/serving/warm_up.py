@@ -14,6 +14,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.engine.tasks import MEAN, TextTask
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_encoders_device
+from eet_lab.parts.buckets import longest_mixed
 from eet_lab.parts.passes import Batching, Text
 from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.scheduling.cost import Costs
@@ -69,8 +70,8 @@ def _warm_up(engine: Engine, cancel: Cancel | None, temperature: float) -> None:
         kinds = dict[int, list[int]]()  # how the tokens are divided among requests
         for rows in range(-(-tokens // longest), min(tokens, slots.num_slots) + 1):
             lengths = [tokens // rows + (row < tokens % rows) for row in range(rows)]
-            kinds.setdefault(slots.longest_of(lengths[0]), lengths)
-            if slots.longest_of(1) in kinds:  # the last: more requests have shorter prompts
+            kinds.setdefault(longest_mixed(lengths[0]), lengths)
+            if longest_mixed(1) in kinds:  # the last: more requests have shorter prompts
                 break
         is_captured = size <= slots.most_captured
         for lengths in [*kinds.values()] * 2 if is_captured else [*kinds.values()][:1]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
@@ -105,7 +105,7 @@ def _outputs(parameters: Mapping[str, Tensor], of: TrainPass, again: Callable[..
         return made
 
     try:
-        again(of, lambda ops: Ops(**{f.name: partial(watched, f.name, getattr(ops, f.name)) for f in fields(ops)}))
+        again(of, lambda ops: ops.wrapped(lambda name, op: partial(watched, name, op)))
     except _NotFinite as found:
         yield str(found)
     except RuntimeError:  # such as that memory is full: what is known already is told
