@@ -13,7 +13,7 @@ import eet_lab
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.truncation import last_of, most_of
 
-from .conftest import PAGED, PROMPT, numbers
+from .conftest import PAGED, PROMPT, Raw, numbers
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +151,17 @@ def test_an_id_comes_back(client, served):
     assert told.headers["x-request-id"] == "mine-1" and told.parse().id == "cmpl-mine-1"
     ugly = httpx.get(f"{served.url}/health", headers={"x-request-id": "a b"})
     assert ugly.headers["x-request-id"] != "a b"
+
+
+def test_an_upgrade_that_is_not_taken_leaves_the_body_a_body(served):
+    """Java's client offers HTTP/2 with each first request, and what it posts is still HTTP/1.1."""
+    raw = Raw(served.url)
+    offer = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
+    raw.post("/v1/completions", {"prompt": "The", "max_tokens": 1}, f"content-type: application/json\r\n{offer}")
+    assert raw.until(b'"total_tokens"').startswith(b"HTTP/1.1 200 ")
+    raw.send(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert b" 200 " in raw.until(b'"demo"}')
+    raw.close()
 
 
 def test_models_and_health(client, served):

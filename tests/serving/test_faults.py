@@ -42,8 +42,13 @@ def short(client: openai.OpenAI) -> str:
     return client.completions.create(model="demo", prompt="The", max_tokens=4, temperature=0).choices[0].text
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_pages_within_a_step(served, client, generator, monkeypatch, slowed, stream):
+@pytest.mark.parametrize(
+    ("stream", "more"), [(True, b""), (False, b""), (False, b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")]
+)
+def test_a_client_that_leaves_frees_its_pages_within_a_step(
+    served, client, generator, monkeypatch, slowed, stream, more
+):
+    """Also one that has sent its next request already."""
     before, events, told = free_pages(generator), list[str](), numbers(served)
     step, cancel = generator.engine.step, generator.engine.cancel
     monkeypatch.setattr(generator.engine, "step", lambda: (events.append("step"), step())[1])
@@ -51,6 +56,7 @@ def test_a_client_that_leaves_frees_its_pages_within_a_step(served, client, gene
     leave = generator.leave
     monkeypatch.setattr(generator, "leave", lambda answer: (events.append("left"), leave(answer))[1])
     raw = Raw(served.url).post(TEXT, {**LONG, "stream": stream})
+    raw.send(more)
     eventually(lambda: free_pages(generator) < before)
     raw.close()
     eventually(lambda: free_pages(generator) == before)

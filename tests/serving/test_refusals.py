@@ -298,6 +298,7 @@ def ended(raw: Raw, status: int) -> str:
         (b"\x16\x03\x01\r\n\r\n", 400, "no valid HTTP.*unencrypted"),
         (b"GET / HTTP/1.1\r\nhost\r\n\r\n", 400, "no valid HTTP.*header"),
         (b"POST /v1\r\n\r\n", 400, "no valid HTTP.*request line"),
+        (b"GET /health HTTP/1.1\r\n\r\n", 400, "no valid HTTP.*Host"),
         (HEAD + b"content-length: -5\r\n\r\n", 400, "no valid HTTP.*bad Content-Length"),
         (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400, "no valid HTTP"),
         (HEAD + b"x: " + b"y" * 70_000, 431, "headers have more than 64 KiB. Send fewer"),
