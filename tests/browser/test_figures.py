@@ -67,6 +67,9 @@ UNREADABLE = """() => {
   return words.length > 25 ? wrong.join('; ') : 'no words';
 }"""
 """Titles cut off or under the toolbar, and words of the waterfall that stand on others or beyond its place."""
+SQUEEZED = """() => {
+  const widths = [...document.querySelectorAll('.js-plotly-plot .main-svg:first-child')].map((e) => e.getBoundingClientRect().width);
+  return widths.every((width) => width < 300) ? '' : `widths ${widths}`; }"""
 CHART = """() => { const c = document.querySelector('.eet-strip-canvas');
   return { width: c.width, height: c.height, wide: c.clientWidth, high: c.clientHeight, density: devicePixelRatio };
 }"""
@@ -184,7 +187,9 @@ def keep_their_size_and_pixels(figures: Lab, page: Any) -> None:
     page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
     page.set_viewport_size({"width": 500, "height": 1600})
     settled(page, lambda page: page.evaluate(UNREADABLE))
+    # The notebook is left hardly any room: plotly.js draws nothing in less than its margins, and JupyterLab never asks again.
     page.evaluate("() => window.jupyterapp.shell.expandLeft()")
+    settled(page, lambda page: page.evaluate(SQUEEZED))
     page.set_viewport_size({"width": 1440, "height": 1600})
     settled(page, fits)
     for which in PLACES:
