@@ -103,7 +103,8 @@ def test_what_is_made_without_pytorch_has_its_shapes_and_types(dtype):
             torch.cat([y, y]),
             torch.cat((y, y), dim=1),
         )
-        yield torch.nn.functional.layer_norm(y, (1,))
+        yield from (torch.nn.functional.layer_norm(y, (1,)), x.cos(), torch.sin(y), torch.ones_like(long))
+        yield from (y[long % 3], y[long % 3, None], x[long % 2, long % 1], y[1:, long % 1])
 
     real = list(results("cpu"))
     with NoArithmetic():
@@ -117,18 +118,33 @@ def test_what_is_made_without_pytorch_has_its_shapes_and_types(dtype):
 
 IMPORTS = """
 import sys, eet_lab
+from eet_lab.bench import fit, launches
+
+def without_the_compiler(what):
+    assert not {"torch._dynamo", "sympy"} & set(sys.modules), what
+
 model = eet_lab.load("demo", device="cpu")
 engine = eet_lab.Engine(model.decoder, eet_lab.Recipe.parse("all,continuous_batching", "cpu").parts)
 for how in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5, "top_p": 0.5}, {"logprobs": 2}):
     request = engine.add([1, 2, 3], eet_lab.Settings(2, **how))
     while not request.done:
         engine.step()
-    assert not {"torch._dynamo", "sympy"} & set(sys.modules), how
+    without_the_compiler(how)
+settings = eet_lab.Settings(2, temperature=0.6)
+eet_lab.compare(model, [[1, 2], [3]], "all", repeats=1, **vars(settings))
+without_the_compiler("a comparison")
+fit.forecasts(model, eet_lab.Recipe.parse("all", "cpu"), [2, 1], settings)
+without_the_compiler("its forecast")
+for recipe in ("", "all", "all,continuous_batching"):
+    for preset in ("gpt2", "llama-1b"):
+        parts = eet_lab.Recipe.parse(recipe, "cuda").parts
+        launches.num_kernels(parts, [20, 7], launches.PRESETS[preset])
+        without_the_compiler(f"the kernels of {recipe} on a GPU")
 """
 
 
-def test_the_first_request_of_a_kind_does_not_wait_for_pytorchs_compiler():
-    """Its import takes two seconds, in which a server's other requests would wait, too."""
+def test_what_is_first_of_its_kind_does_not_wait_for_pytorchs_compiler():
+    """Its import takes two seconds or more, in which a server's other requests would wait, too, and so does a page."""
     run = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from eet_lab.bench.cost import NUM_BYTES
 from eet_lab.bench.held_out import BATCH, CHUNK, WINDOW, Scorer, why_not
+from eet_lab.bench.launches import DispatchMode
 from eet_lab.bench.parity import num_checked, reference_logits
 from eet_lab.bench.workloads import Workload
 from eet_lab.devices import present
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.forecast import Forecast, Forecaster, Peak, workspace_bytes
-from eet_lab.engine.meta_trace import META, MetaTracer
+from eet_lab.engine.meta_trace import META, MetaTracer, NoArithmetic
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import OutOfMemory
 from eet_lab.models import Model
@@ -126,13 +126,13 @@ def parity_bytes(model: Decoder, lengths: Sequence[int], settings: Settings) -> 
     N, V = num_checked(settings, B), len(model.head.weight)
     rows = [[model.config.bos_id] * length for length in lengths]
     tokens = [[model.config.bos_id] * N] * B
-    with PeakBytes() as alive:
+    with PeakBytes() as alive, NoArithmetic():
         reference = reference_logits(model, rows, tokens, N)
     row = 3 * reference[0].nbytes  # widened, subtracted, and its absolute values
     return ParityBytes(B * (N + 1) * V * model.dtype.itemsize, alive.peak, reference.nbytes, row)
 
 
-class PeakBytes(TorchDispatchMode):
+class PeakBytes(DispatchMode):
     """While it is entered: the most bytes at once of all storages that operators have made."""
 
     def __init__(self) -> None:

@@ -16,12 +16,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from eet_lab.bench import timing
 from eet_lab.bench.compare import rungs_up
-from eet_lab.bench.launches import is_work
+from eet_lab.bench.launches import DispatchMode, is_work
 from eet_lab.bench.measured import Environment, Spread, environment
 from eet_lab.bench.paired import LEVEL, Change
 from eet_lab.bench.profiler_trace import ProfiledStep
@@ -272,7 +271,7 @@ class _Rung:
         return Counter(phase for phase, _ in _of_phases(step)), counter.num_bytes
 
 
-class _Moved(TorchDispatchMode):
+class _Moved(DispatchMode):
     """Counts the calls of PyTorch in each phase, and the bytes of what they and our kernels read and write.
 
     A kernel is given addresses: what is there is the tensor of that address that PyTorch saw last. An update is given

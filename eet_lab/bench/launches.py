@@ -7,7 +7,7 @@ declare and from a tiny decoder. B rows, T tokens, K columns of the KV cache, L 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.meta_trace import META, new_cache
+from eet_lab.engine.meta_trace import META, NoArithmetic, new_cache
 from eet_lab.engine.settings import Settings
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.models.decoder import forward
@@ -59,7 +59,15 @@ class Call(NamedTuple):
     read_bytes: int
 
 
-class TorchCalls(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):
+    """A mode of PyTorch's dispatcher that imports no compiler, which takes seconds. What is compiled may see it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class TorchCalls(DispatchMode):
     """Notes what PyTorch computes while it is entered; views and new memory are no work for the device."""
 
     torch_call = Call("torch", None, 0)
@@ -198,10 +206,11 @@ class CallRecorder(TorchCalls):
         cache.open([0] * B, max_kv)
         begin = torch.tensor([begin for begin, _ in seen], device=device)
         keys = Keys(begin, cache.block_table, tuple(seen), padded=any(first for first, _ in seen))
-        batch = decode_batch(buffer, keys, max_kv)._replace(spans=tuple((row, 1) for row in range(B)))
+        with NoArithmetic() if buffer.ids.is_meta else nullcontext():
+            batch = decode_batch(buffer, keys, max_kv)._replace(spans=tuple((row, 1) for row in range(B)))
+            sampling = Settings().sampling(B, device)
         if parts.is_captured:
             batch = batch._replace(spans=None, keys=keys._replace(spans=None))
-        sampling = Settings().sampling(B, device)
         with torch.inference_mode(), self:
             attend = parts.attend(ops, batch, cache, empty=fresh, window=engine.model.config.spec.window)
             hidden = forward(engine.model, ops, attend, batch, parts.layers)
@@ -217,7 +226,8 @@ class CallRecorder(TorchCalls):
             return None
         self._in_op = True
         try:
-            return op(*args, **keywords)
+            with NoArithmetic():
+                return op(*args, **keywords)
         finally:
             self._in_op = False
 
@@ -285,6 +295,8 @@ def num_kernels(parts: Parts, lengths: Sequence[int], config: Config, dtype: tor
     weights, and in float32.
     """
     layers, found = config.num_layers, counted(parts, lengths, config.num_layers, config)
+    if not parts.ops.kernels:
+        return found.total
     one_layer = decode_calls(replace(config, num_layers=1), parts, len(lengths), max(lengths) + 1, dtype)
     if "fused_layer" in (call.op for call in one_layer):
         return found.beside + 2 * layers + 1  # the first layer's queries, keys and values are on their own

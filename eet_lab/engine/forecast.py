@@ -234,8 +234,8 @@ class Forecaster:
         else:
             Scheduler(schedule.of_at_most(num_rows), cache.ledger, shape.capacity).check(longest)
         buffer = empty_buffer(num_rows, 1, META)
-        batch = decode_batch(buffer, Keys(buffer.columns), max_kv)
         with NoArithmetic():
+            batch = decode_batch(buffer, Keys(buffer.columns), max_kv)
             for layer in range(cache.num_layers):
                 cache.layer(layer, batch)
         return cache.num_bytes, cache.growth_bytes

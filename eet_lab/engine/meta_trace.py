@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
 from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -145,7 +144,7 @@ class MetaTracer:
         real = each.float()
         keys = Keys(each, cache.block_table, spans, padded)
         batch = Batch(token, token, token, token, each, each, each, keys, max_q, max_kv, spans)
-        with nullcontext() if parts.ops.kernels else NoArithmetic():  # kernel wrappers recognize meta tensors
+        with NoArithmetic():
             empty, window = partial(trace.empty, op="mask"), model.config.spec.window
             attend = partial(parts.attend, ops, empty=empty, window=window)
             # The attention of a pass lets go of its mask once it is over.
@@ -156,6 +155,8 @@ class MetaTracer:
 
 COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 OPERATORS = {f"__{name}__" for name in ("floordiv", "rdiv", "and", "or", "xor", "rshift")}
+OF_EACH = frozenset(("cos", "sin"))
+"""Functions of each number, which keep a floating-point type."""
 ARITHMETIC = frozenset(("add", "sub", "mul", "remainder", "where", *OPERATORS))
 """Functions of one number from each of their tensors, by the names that torch hands to a mode."""
 
@@ -173,6 +174,8 @@ class NoArithmetic(TorchFunctionMode):
             return kwargs["out"]
         if name == "__setitem__":
             return None
+        if name == "__getitem__" and (shape := _picked(*args)) is not None:
+            return torch.empty(shape, dtype=args[0].dtype, device=META)
         if name.endswith("_") and not name.endswith("__"):  # in place, as torch names it
             return args[0]
         if name in COMPARISONS:
@@ -182,7 +185,7 @@ class NoArithmetic(TorchFunctionMode):
             is_whole = name == "__rdiv__" and not dtype.is_floating_point  # whole numbers, but their quotient is none
             return _broadcast(args, torch.get_default_dtype() if is_whole else dtype)
         is_plain = name in ("softmax", "cumsum") and not kwargs and len(args) == 2 and args[0].is_floating_point()
-        if is_plain or function in (layer_norm, rms_norm, torch.empty_like):
+        if is_plain or name in OF_EACH or function in (layer_norm, rms_norm, torch.empty_like, torch.ones_like):
             return _broadcast(args[:1], args[0].dtype)
         if name == "sum" and args[1:] == (-1,) and kwargs == {"keepdim": True} and args[0].dtype == torch.bool:
             return torch.empty((*args[0].shape[:-1], 1), dtype=torch.long, device=META)
@@ -204,6 +207,18 @@ class NoArithmetic(TorchFunctionMode):
         if function is torch.cat:
             return _joined(*args, **kwargs)
         return function(*args, **kwargs)
+
+
+def _picked(of: Tensor, index: Any) -> list[int] | None:
+    """The shape of what whole numbers in tensors pick from leading dimensions; None for any other index."""
+    index = index if isinstance(index, tuple) else (index,)
+    tensors = [each for each in index if isinstance(each, Tensor)]
+    if not tensors or any(each.dtype == torch.bool for each in tensors):
+        return None
+    num = len(tensors)
+    if index[:num] != tuple(tensors) or any(each is not None for each in index[num:]):
+        return None
+    return [*_common({each.shape for each in tensors}), *[1] * (len(index) - num), *of.shape[num:]]
 
 
 def _broadcast(args: Sequence[Any], dtype: torch.dtype) -> Tensor:

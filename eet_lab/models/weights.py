@@ -108,7 +108,8 @@ def _random(
     generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
 
     def drawn(path: str, shape: tuple[int, ...]) -> Tensor:
-        return begun(path, torch.empty(shape, device=device, dtype=dtype).normal_(std=0.02, generator=generator))
+        tensor = torch.empty(shape, device=device, dtype=dtype)  # on meta it has no data to draw
+        return tensor if generator is None else begun(path, tensor.normal_(std=0.02, generator=generator))
 
     with _weights(config, device, dtype):
         return table.built(config, {path: drawn(path, shape) for path, shape in table.shapes(config)})

@@ -135,18 +135,6 @@ class Feed:
         return float(arena + engine.kv_bytes)
 
 
-def _import_early() -> None:
-    """What would be imported by the first job, while nobody waits for it.
-
-    Torch imports kernels at the first pass on meta tensors. Of pandas, plotly uses whatever another thread has imported
-    so far, and fails on half of it.
-    """
-    import pandas  # noqa: F401
-
-    x = torch.empty(1, 1, device="meta")
-    torch.addmm(x[0], x, x, out=torch.empty_like(x))
-
-
 Work = Callable[[Feed, threading.Event], Any]
 
 
@@ -184,7 +172,10 @@ class EngineThread:
     def _run(self) -> None:
         # torch's setting is per thread: one made elsewhere does not hold here. A core is left to the page and the ui.
         torch.set_num_threads(self._num_threads)
-        _import_early()
+        # Of pandas, plotly uses whatever another thread has imported so far, and fails on half of it. A job may import
+        # it, with PyTorch's compiler.
+        import pandas  # noqa: F401
+
         while (job := self._jobs.get()) is not None:
             name, work = job
             start = time.perf_counter()
