@@ -99,7 +99,8 @@ def about(checkout: Path) -> dict[str, Any]:
 
 def environment(checkout: Path, home: Path | None = None) -> dict[str, str]:
     """That of a user who has never started Jupyter."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "OMP_"))}
+    others = ("JUPYTER", "OMP_", "PYTHONDONTWRITEBYTECODE")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     env["PYTHONPATH"] = str(checkout)
     if home is not None:
         env |= {f"JUPYTER_{name}_DIR": str(home / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
