@@ -34,7 +34,7 @@ def shipped(tmp_path, monkeypatch) -> Path:
     """Two notebooks as an installed package would ship them."""
     folder = tmp_path / "shipped"
     folder.mkdir()
-    (folder / "a.ipynb").write_text("shipped a")
+    (folder / "a.ipynb").write_text(json.dumps({"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
     (folder / "workbench.ipynb").write_bytes((paths.notebooks_dir() / "workbench.ipynb").read_bytes())
     monkeypatch.setattr("eet_lab.paths.notebooks_dir", lambda: folder)
     monkeypatch.setattr("eet_lab.paths.is_clone", lambda: False)
@@ -84,7 +84,7 @@ def test_a_clone_uses_its_own_notebooks(monkeypatch):
     assert (root / "pyproject.toml").is_file()
 
 
-def test_a_clones_workbench_is_opened_as_a_copy_that_follows_it_until_it_is_edited(shipped, tmp_path, capsys):
+def test_a_clones_notebooks_are_opened_as_copies_that_follow_them_until_they_are_edited(shipped, tmp_path, capsys):
     original = shipped / "workbench.ipynb"
     before, root = original.read_bytes(), tmp_path / "root"
     root.mkdir()
@@ -94,6 +94,8 @@ def test_a_clones_workbench_is_opened_as_a_copy_that_follows_it_until_it_is_edit
     assert notebooks.workbench_cell(run)
     run["cells"][0]["outputs"] = [DISPLAYED]
     copy.write_text(json.dumps(run))
+    notebooks.working_copy(root, original)
+    assert json.loads(copy.read_text())["cells"][0]["outputs"], "what was run stays while nothing newer is shipped"
     later = json.loads(before)
     later["cells"][1]["source"] = ["# A later version"]
     original.write_text(json.dumps(later))
@@ -109,7 +111,9 @@ def test_a_clones_workbench_is_opened_as_a_copy_that_follows_it_until_it_is_edit
     assert json.loads(copy.read_text()) == mine
     assert f"Kept your {copy}" in capsys.readouterr().out
     assert original.read_bytes() == before
-    assert notebooks.working_copy(root, shipped / "a.ipynb") == shipped / "a.ipynb"
+    assert (copy.parent / "a.ipynb").is_file(), "the page links to it"
+    assert notebooks.working_copy(root, shipped / "a.ipynb") == copy.parent / "a.ipynb"
+    assert notebooks.working_copy(root, tmp_path / "mine.ipynb") == tmp_path / "mine.ipynb"
 
 
 @pytest.mark.parametrize("broken", ["", "[]", "{}", '{"cells": 3, "metadata": {}}', '{"cells": [1], "metadata": []}'])

@@ -11,7 +11,7 @@ GUIDE = """\
 Opens JupyterLab on the workbench notebook. The server listens on this machine only (127.0.0.1) and asks for a
 token.
 
-  eet-lab lab                        notebooks in the current folder (in a clone: the clone's own)
+  eet-lab lab                        notebooks in the current folder (in a clone: copies in eet-lab-results)
   eet-lab lab --dir ~/eet            notebooks in ~/eet; files that are there are kept, never overwritten
   eet-lab lab --notebook 01_pre_padding   another notebook than the workbench
   eet-lab lab --app                  the workbench alone, without code, by Voila (pip install 'eet-lab[app]')
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     choose_port(args.port)  # before anything is copied
     name = notebook_name(args.notebook, args.dir)
     root, notebooks = prepare(args.dir)
-    notebook = notebooks / name if args.app else working_copy(root, notebooks / name)
+    notebook = notebooks / name if args.app or args.dir else working_copy(root, notebooks / name)
     return serve(root, notebook, args.port, browser=not args.no_browser, app=args.app)
 
 

@@ -1,4 +1,4 @@
-"""The notebooks that JupyterLab is opened on: the clone's own, copies elsewhere, a working copy of the workbench."""
+"""The notebooks that JupyterLab is opened on: the clone's own, copies elsewhere, working copies beside them."""
 
 from __future__ import annotations
 
@@ -78,27 +78,34 @@ def copy_notebooks(target: Path) -> tuple[list[Path], list[Path]]:
 
 
 def working_copy(root: Path, notebook: Path) -> Path:
-    """What to open for `notebook`: itself, or, for the clone's own workbench, a copy that the page may save.
+    """What to open for `notebook`: itself, or, for one of the clone's own, a copy that the page may save.
 
-    The copy is beside the results, which git ignores. It follows the shipped one until its reader edits it.
-    SetupError where it cannot be written.
+    The page links to the others, so all of them are copied, beside the results, which git ignores. A copy follows the
+    shipped one until its reader edits it. SetupError where it cannot be written.
     """
-    if notebook != paths.notebooks_dir() / WORKBENCH:
+    if notebook.parent != paths.notebooks_dir():
         return notebook
-    copy = root / paths.RESULTS / WORKBENCH
-    try:
-        shipped, mine = json.loads(notebook.read_bytes()), _read(copy)
-        if mine is None and copy.exists() and copy.stat().st_size:
-            print(f"{copy} is no notebook: it is now {copy.replace(copy.with_suffix('.broken'))}")
-        if mine is None or mine["metadata"].get(MARK) == _digest(mine):
-            shipped["metadata"][MARK] = _digest(shipped)
-            copy.parent.mkdir(exist_ok=True)
-            paths.write_whole(copy, json.dumps(shipped, indent=1) + "\n")
-        elif mine["metadata"].get(MARK) != _digest(shipped):
-            _say_kept(copy)
-    except OSError as error:
-        raise SetupError(f"{copy} cannot be written: {error.strerror}.") from error
-    return copy
+    for shipped in sorted(notebook.parent.glob("*.ipynb")):
+        copy = root / paths.RESULTS / shipped.name
+        try:
+            _follow(copy, shipped)
+        except OSError as error:
+            raise SetupError(f"{copy} cannot be written: {error.strerror}.") from error
+    return root / paths.RESULTS / notebook.name
+
+
+def _follow(copy: Path, shipped: Path) -> None:
+    """Make the copy what is shipped now, unless it is that already, or was edited."""
+    mine, theirs = _read(copy), json.loads(shipped.read_bytes())
+    if mine is None and copy.exists() and copy.stat().st_size:
+        print(f"{copy} is no notebook: it is now {copy.replace(copy.with_suffix('.broken'))}")
+    made_of, now = None if mine is None else mine["metadata"].get(MARK), _digest(theirs)
+    if mine is None or made_of == _digest(mine) != now:
+        theirs["metadata"][MARK] = now
+        copy.parent.mkdir(exist_ok=True)
+        paths.write_whole(copy, json.dumps(theirs, indent=1) + "\n")
+    elif made_of != now:
+        _say_kept(copy)
 
 
 def workbench_cell(notebook: dict[str, Any]) -> dict[str, Any] | None:
