@@ -68,7 +68,8 @@ UNREADABLE = """() => {
 }"""
 """Titles cut off or under the toolbar, and words of the waterfall that stand on others or beyond its place."""
 SQUEEZED = """() => {
-  const widths = [...document.querySelectorAll('.js-plotly-plot .main-svg:first-child')].map((e) => e.getBoundingClientRect().width);
+  const figures = [...document.querySelectorAll('.js-plotly-plot .main-svg:first-child')];
+  const widths = figures.map((e) => e.getBoundingClientRect().width);
   return widths.every((width) => width < 300) ? '' : `widths ${widths}`; }"""
 CHART = """() => { const c = document.querySelector('.eet-strip-canvas');
   return { width: c.width, height: c.height, wide: c.clientWidth, high: c.clientHeight, density: devicePixelRatio };
@@ -187,7 +188,7 @@ def keep_their_size_and_pixels(figures: Lab, page: Any) -> None:
     page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
     page.set_viewport_size({"width": 500, "height": 1600})
     settled(page, lambda page: page.evaluate(UNREADABLE))
-    # The notebook is left hardly any room: plotly.js draws nothing in less than its margins, and JupyterLab never asks again.
+    # The notebook is left hardly any room: in less than its margins plotly.js would fail, for good.
     page.evaluate("() => window.jupyterapp.shell.expandLeft()")
     settled(page, lambda page: page.evaluate(SQUEEZED))
     page.set_viewport_size({"width": 1440, "height": 1600})
