@@ -142,6 +142,10 @@ class PatientProtocol(H11Protocol):
         if self._discarded is None:
             super().data_received(data)
             self._look()
+            # uvicorn stops reading at a request that came before the answer to the last one, and would not learn that
+            # its client has left.
+            if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < MOST_HEADERS:
+                self.flow.resume_reading()
         else:
             self._discarded += len(data)
             if self._discarded > self._options.max_body_bytes:

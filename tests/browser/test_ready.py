@@ -87,6 +87,8 @@ def test_the_workbench_is_there_without_a_key_and_after_a_reload_in_mid_run(star
 
 
 ITS_END_IS_SEEN = """(card) => {
+  const beyond = card.getBoundingClientRect().bottom - innerHeight;
+  if (beyond > 0) document.querySelector('#rendered_cells').scrollTop += beyond;
   const { left, bottom } = card.getBoundingClientRect();
   return card.contains(document.elementFromPoint(left + 20, bottom - 4));
 }"""

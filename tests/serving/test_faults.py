@@ -56,8 +56,9 @@ def test_a_client_that_leaves_frees_its_pages_within_a_step(
     leave = generator.leave
     monkeypatch.setattr(generator, "leave", lambda answer: (events.append("left"), leave(answer))[1])
     raw = Raw(served.url).post(TEXT, {**LONG, "stream": stream})
-    raw.send(more)
     eventually(lambda: free_pages(generator) < before)
+    raw.send(more)
+    time.sleep(0.05)  # it is there while the server listens for nothing but the client's leave
     raw.close()
     eventually(lambda: free_pages(generator) == before)
     between = events[events.index("left") : events.index("cancel")]
