@@ -115,6 +115,11 @@ def test_a_clones_notebooks_are_opened_as_copies_that_follow_them_until_they_are
     assert notebooks.working_copy(root, shipped / "a.ipynb") == copy.parent / "a.ipynb"
     assert notebooks.working_copy(root, tmp_path / "mine.ipynb") == tmp_path / "mine.ipynb"
 
+    (shipped / "a.ipynb").write_text("<<<<<<< HEAD")
+    assert notebooks.working_copy(root, original) == copy, "a lesson that git could not merge keeps nobody out"
+    assert f"git checkout {shipped / 'a.ipynb'}" in capsys.readouterr().out
+    assert notebooks.working_copy(root, shipped / "a.ipynb") == shipped / "a.ipynb"
+
 
 @pytest.mark.parametrize("broken", ["", "[]", "{}", '{"cells": 3, "metadata": {}}', '{"cells": [1], "metadata": []}'])
 def test_a_working_copy_that_is_no_notebook_is_made_anew_or_kept_but_is_no_crash(shipped, tmp_path, broken):

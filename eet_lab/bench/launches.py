@@ -60,7 +60,7 @@ class Call(NamedTuple):
 
 
 class DispatchMode(TorchDispatchMode):
-    """A mode of PyTorch's dispatcher that imports no compiler, which takes seconds. What is compiled may see it."""
+    """A dispatch mode that does not import torch._dynamo, which takes seconds; torch.compile may trace into it."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -193,8 +193,10 @@ def num_bytes(calls: tuple[Call, ...]) -> int:
 
 
 class CallRecorder(TorchCalls):
-    """Notes ops, and what PyTorch computes between them."""
+    """Notes the ops of a step on meta tensors, and what PyTorch computes between them."""
 
+    _unnoted: Callable[[], AbstractContextManager] = NoArithmetic
+    """Entered where nothing is noted."""
     _in_op = False
 
     def decoded(self, engine: Engine, buffer: TokenBuffer, seen: Sequence[tuple[int, int]]) -> tuple[Call, ...]:
@@ -206,7 +208,7 @@ class CallRecorder(TorchCalls):
         cache.open([0] * B, max_kv)
         begin = torch.tensor([begin for begin, _ in seen], device=device)
         keys = Keys(begin, cache.block_table, tuple(seen), padded=any(first for first, _ in seen))
-        with NoArithmetic() if buffer.ids.is_meta else nullcontext():
+        with self._unnoted():
             batch = decode_batch(buffer, keys, max_kv)._replace(spans=tuple((row, 1) for row in range(B)))
             sampling = Settings().sampling(B, device)
         if parts.is_captured:
@@ -226,7 +228,7 @@ class CallRecorder(TorchCalls):
             return None
         self._in_op = True
         try:
-            with NoArithmetic():
+            with self._unnoted():
                 return op(*args, **keywords)
         finally:
             self._in_op = False
@@ -295,7 +297,7 @@ def num_kernels(parts: Parts, lengths: Sequence[int], config: Config, dtype: tor
     weights, and in float32.
     """
     layers, found = config.num_layers, counted(parts, lengths, config.num_layers, config)
-    if not parts.ops.kernels:
+    if not parts.ops.kernels:  # of what plain PyTorch launches, `decode_calls` knows no more
         return found.total
     one_layer = decode_calls(replace(config, num_layers=1), parts, len(lengths), max(lengths) + 1, dtype)
     if "fused_layer" in (call.op for call in one_layer):
@@ -322,6 +324,7 @@ def _calls(parts: Parts, lengths: tuple[int, ...], num_layers: int, like: Config
 class _Counter(CallRecorder):
     """Runs every op, those over kernels by their reference, and notes how much each of them launches."""
 
+    _unnoted = nullcontext
     torch_call = Call("torch", 1, 0)
 
     def run(self, name: str, op: Callable, *args: Any, **keywords: Any) -> Any:

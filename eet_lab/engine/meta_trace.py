@@ -216,7 +216,7 @@ def _picked(of: Tensor, index: Any) -> list[int] | None:
     if not tensors or any(each.dtype == torch.bool for each in tensors):
         return None
     num = len(tensors)
-    if index[:num] != tuple(tensors) or any(each is not None for each in index[num:]):
+    if not all(isinstance(each, Tensor) for each in index[:num]) or any(each is not None for each in index[num:]):
         return None
     return [*_common({each.shape for each in tensors}), *[1] * (len(index) - num), *of.shape[num:]]
 

@@ -81,22 +81,28 @@ def working_copy(root: Path, notebook: Path) -> Path:
     """What to open for `notebook`: itself, or, for one of the clone's own, a copy that the page may save.
 
     The page links to the others, so all of them are copied, beside the results, which git ignores. A copy follows the
-    shipped one until its reader edits it. SetupError where it cannot be written.
+    shipped one until its reader edits it. What is no notebook, as in a merge under way, is told and left out.
+    SetupError where a copy cannot be written.
     """
     if notebook.parent != paths.notebooks_dir():
         return notebook
-    for shipped in sorted(notebook.parent.glob("*.ipynb")):
-        copy = root / paths.RESULTS / shipped.name
+    copies = dict[Path, Path]()
+    for path in sorted(notebook.parent.glob("*.ipynb")):
+        copy, shipped = root / paths.RESULTS / path.name, _read(path)
+        if shipped is None:
+            print(f"{path} is no notebook, and was not copied. To get the shipped one back: git checkout {path}")
+            continue
         try:
             _follow(copy, shipped)
         except OSError as error:
             raise SetupError(f"{copy} cannot be written: {error.strerror}.") from error
-    return root / paths.RESULTS / notebook.name
+        copies[path] = copy
+    return copies.get(notebook, notebook)
 
 
-def _follow(copy: Path, shipped: Path) -> None:
+def _follow(copy: Path, theirs: dict[str, Any]) -> None:
     """Make the copy what is shipped now, unless it is that already, or was edited."""
-    mine, theirs = _read(copy), json.loads(shipped.read_bytes())
+    mine = _read(copy)
     if mine is None and copy.exists() and copy.stat().st_size:
         print(f"{copy} is no notebook: it is now {copy.replace(copy.with_suffix('.broken'))}")
     made_of, now = None if mine is None else mine["metadata"].get(MARK), _digest(theirs)

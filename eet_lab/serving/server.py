@@ -26,7 +26,7 @@ from eet_lab.serving.options import Options
 from eet_lab.words import plain, sized
 
 MOST_HEADERS = 65_536
-"""Bytes of a request before its body, or between two chunks of that."""
+"""Bytes of a request before its body, or between two chunks of that; and those read behind it until it is answered."""
 LAST_S = 2
 """Seconds for answers that were ended to reach their clients, before connections are cut."""
 LOOK_S = 0.02
