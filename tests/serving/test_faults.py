@@ -23,6 +23,7 @@ from eet_lab.models import Model
 from eet_lab.serving.generator import Generator
 from eet_lab.serving.handle import ServerHandle
 from eet_lab.serving.jobs import Job, News
+from eet_lab.serving.server import MOST_HEADERS
 from eet_lab.technique import Recipe
 
 from .conftest import PAGED, PROMPT, Raw, Script, eventually, free_pages, numbers
@@ -71,6 +72,22 @@ def test_a_client_that_leaves_frees_its_pages_within_a_step(
     for name in ("e2e_request_latency_seconds", "request_prompt_tokens", "request_generation_tokens"):
         assert grown[f'vllm:{name}_count{{model_name="demo"}}'] == 0, "it was not answered"
     assert short(client)
+
+
+def test_what_a_client_sends_ahead_is_read_up_to_a_bound(served, generator, slowed):
+    """It waits in the client's socket until the answer before it is there."""
+    before, known = free_pages(generator), set(served._server._uvicorn.server_state.connections)
+    raw = Raw(served.url).post(TEXT, LONG)
+    eventually(lambda: free_pages(generator) < before)
+    [connection] = served._server._uvicorn.server_state.connections - known
+    raw.socket.settimeout(1)
+    with pytest.raises(TimeoutError):
+        raw.send(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n" * 500_000)
+    assert connection.flow.read_paused
+    assert len(connection.conn.trailing_data[0]) < MOST_HEADERS + 2**18, "and what asyncio reads at once"
+    raw.close()
+    connection.loop.call_soon_threadsafe(connection.transport.abort)
+    eventually(lambda: free_pages(generator) == before)
 
 
 def test_one_that_leaves_does_not_disturb_the_others(served, client, demo, slowed):
