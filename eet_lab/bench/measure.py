@@ -259,6 +259,7 @@ def watched(
     Errors: those of `Engine.generate`.
     """
     model, counts = job.model, list[int]()
+    described = job.described()  # git is asked what runs, for which Stop is not to wait
 
     def note(event: StepEvent) -> None:
         counts.append(len(event.tokens))
@@ -270,7 +271,7 @@ def watched(
         model, recipe, job.settings, [(run, tuple(counts))], memory_of(engine, model.device, before),
         prepare_s=prepare_s, captures=engine.captures,
     )  # fmt: skip
-    return Run(**job.described(), measurement=measurement, stopped=run.cancelled)
+    return Run(**described, measurement=measurement, stopped=run.cancelled)
 
 
 def _joules_per_token(runs: Sequence[TimedRun]) -> float | None:

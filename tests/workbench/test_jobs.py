@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
+
 from eet_lab.engine.settings import Settings
 from eet_lab.technique import Recipe
 from eet_lab.workbench import jobs
@@ -30,3 +32,12 @@ def test_the_memory_of_a_compared_recipe_is_that_of_a_whole_run(tiny: Any) -> No
     found = job.compare(Recipe())(kept, threading.Event())  # type: ignore[arg-type]
     for series, measurement in enumerate((found.baseline, found.selection)):
         assert kept.runs[series].kv.held_bytes == measurement.memory["kv"] > 0
+
+
+def test_a_run_that_is_stopped_asks_nothing_more_of_git(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a while on a busy machine, and a page waits for the end of what it stopped."""
+    cancel, asked, feed = threading.Event(), list[bool](), Kept()
+    monkeypatch.setattr("eet_lab.bench.measured.commit", lambda: asked.append(cancel.is_set()))
+    feed.step = lambda event: cancel.set()  # type: ignore[attr-defined]
+    run = jobs.Job(tiny, ["1 2 3"], Recipe(), Settings(max_new_tokens=9)).run()(feed, cancel)  # type: ignore[arg-type]
+    assert run.stopped and asked == [False]
