@@ -362,6 +362,18 @@ def test_a_connection_that_is_lost_is_told_with_what_helps_there(opened: Open) -
     assert not page.locator(".eet-share").is_visible() and not page.locator(".eet-left-line").is_visible()
 
 
+def test_progress_grows_without_a_layout(opened: Open) -> None:
+    """A width that grows is laid out in each frame of a run, on the cores that it runs on."""
+    states = page_states.busy()
+    page = opened(states)
+    whole = page.locator(".eet-share").bounding_box()
+    states["bar"]["share"] = 0.75
+    done = "document.querySelector('.eet-share i')"
+    moving = f"(states) => {{ show(states); return {done}.getAnimations().map((each) => each.transitionProperty); }}"
+    assert page.evaluate(moving, states) == ["transform"]
+    page.wait_for_function(f"Math.abs({done}.getBoundingClientRect().right - {whole['x'] + 0.75 * whole['width']}) < 1")
+
+
 AGAIN = """async () => {
   const bench = document.querySelector(".eet-bench"), el = document.querySelector(".eet-bar");
   ends.bar();

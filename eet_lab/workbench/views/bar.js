@@ -69,7 +69,7 @@ function told(s, ui) {
     h("div", { key: "left", class: "eet-left-line", hidden: !s.busy || !ui.alive }, s.left),
     h("div", { key: "progress", class: "eet-share", role: "progressbar", "aria-label": "Progress", "aria-valuemin": "0",
       "aria-valuemax": "100", "aria-valuenow": Math.round(100 * s.share), hidden: !s.busy || !ui.alive },
-    h("i", { style: { width: `${100 * s.share}%` } })));
+    h("i", { style: { transform: `translateX(${100 * s.share - 100}%)` } })));
 }
 
 function mode(s, ui) {
