@@ -113,13 +113,24 @@ class Lab:
         return self.execute(code).split()
 
     def save(self) -> dict[str, Any]:
-        """Save the notebook with the state of its widgets; what was saved."""
+        """Save the notebook with the state of its widgets; what was saved.
+
+        That state is saved by a setting, which the server keeps: the command turns it over. Afterwards it is off again.
+        """
         found = self.page.evaluate(
             """async () => {
-                const panel = window.jupyterapp.shell.currentWidget;
-                await window.jupyterapp.commands.execute('@jupyter-widgets/jupyterlab-manager:saveWidgetState');
-                await panel.context.save();
-                return panel.context.path;
+                const { commands, shell } = window.jupyterapp, { context } = shell.currentWidget;
+                const setting = '@jupyter-widgets/jupyterlab-manager:saveWidgetState';
+                const turn = async (on) => {
+                    if (commands.isToggled(setting) !== on) await commands.execute(setting);
+                    for (let i = 0; i < 100 && commands.isToggled(setting) !== on; i++)
+                        await new Promise((done) => setTimeout(done, 100));
+                    if (commands.isToggled(setting) !== on) throw new Error(`the setting was not turned to ${on}`);
+                };
+                await turn(true);
+                await context.save();
+                await turn(false);
+                return context.path;
             }"""
         )
         return json.loads((self.server.root / found).read_bytes())
