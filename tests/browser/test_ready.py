@@ -86,7 +86,9 @@ def test_the_workbench_is_there_without_a_key_and_after_a_reload_in_mid_run(star
     assert page.external == []
 
 
-ITS_END_IS_SEEN = """(card) => {
+ITS_END_IS_SEEN = """(title) => {
+  const card = document.querySelector('.eet-tech-card.eet-open');
+  if (card?.querySelector('h3').textContent !== title) return false; // the one before, until the kernel has answered
   const beyond = card.getBoundingClientRect().bottom - innerHeight;
   if (beyond > 0) document.querySelector('#rendered_cells').scrollTop += beyond;
   const { left, bottom } = card.getBoundingClientRect();
@@ -112,16 +114,16 @@ def test_the_app_shows_no_code_and_compares(started: Any, page: Any) -> None:
     page.wait_for_function("() => document.querySelector('.eet-inputs').innerText.includes('32 new')")
     button(page, "Compare").click()
     page.wait_for_selector(".eet-told-block:not(.eet-busy) .eet-headline", timeout=150_000)
-    assert page.eval_on_selector(".eet-strip", "e => +e.dataset.points") > 50
+    page.wait_for_function("() => +document.querySelector('.eet-strip').dataset.points > 50")
     page.get_by_role("tab", name="Latency", exact=True).click()
     page.wait_for_selector(".eet-figure .js-plotly-plot .scatterlayer .trace", timeout=20_000)
     assert page.answered_from_outside == []
     assert not page.get_by_text("Shift+Enter").is_visible(), "there is no cell to run"
     assert page.locator("a[href*=ipynb]").count() == 0, "it would hide a lesson's code, too"
     page.set_viewport_size({"width": 1440, "height": 700})
-    page.locator(".eet-tech-title").last.click()
-    card = page.locator(".eet-tech-card.eet-open")
-    assert card.evaluate(ITS_END_IS_SEEN), "it lies over what stands below"
+    title = page.locator(".eet-tech-title").last
+    title.click()
+    page.wait_for_function(ITS_END_IS_SEEN, arg=title.inner_text())  # it lies over what stands below
     page.locator(".eet-runs").evaluate("(runs) => runs.scrollIntoView({ block: 'end' })")
     page.wait_for_function("() => document.querySelector('#rendered_cells').scrollTop > 20")
     assert page.locator(".eet-bar").bounding_box()["y"] <= 0, "nothing shows above it"
