@@ -25,7 +25,8 @@ from eet_lab.words import plain
 
 TICK_S = 0.1
 RUN_AGAIN = """<style>
-.jp-OutputArea:not(:has(> * > .jp-OutputArea-output.jupyter-widgets)) > :has(> * > .eet-run-again) { display: none }
+.jp-OutputArea:not(:has(> * > .jp-OutputArea-output.jupyter-widgets)) > .jp-OutputArea-child:has(> * > .eet-run-again) {
+  display: none }
 .jp-OutputArea:has(> * > * > .eet-run-again) > * > .jp-OutputArea-output.jupyter-widgets { display: none }
 </style>
 <p class="eet-run-again" role="status">This page is gone with its kernel. Run its cell again: click the line above it,
@@ -33,7 +34,8 @@ and press Shift+Enter. Runs that were kept come back.</p>"""
 """An output of its own, seen only in place of ipywidgets' "model not found".
 
 Such an output has the class `jupyter-widgets` itself; else what stands in it has. Only children are asked for, so that
-a browser does not look through all of a page of figures after each change of it.
+a browser does not look through all of a page of figures after each change of it; and what a rule hides has a class in
+it: a browser gives new styles to all below an output, with each token, where only `:has` says what a rule is about.
 """
 
 
