@@ -8,6 +8,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from playwright.sync_api import expect
 
 from browser.jupyter_pages import NOTEBOOKS, Lab, Server
 
@@ -24,18 +25,18 @@ def test_a_prediction_fills_in_the_verdict(lab: Lab, lab_server: Server, page: A
     lab.open("01_pre_padding.ipynb")
     lab.run_all()
     page.locator(".eet-do-run:not([aria-disabled='true'])").wait_for(timeout=120_000)  # the last cell's workbench
-    assert page.get_by_text("Predict first (above)").count() >= 2
+    page.get_by_text("Predict first (above)").nth(1).wait_for(state="attached")
     for told in ("if every step took the same time", "× sooner"):
         assert page.get_by_text(told).count() == 0
     page.locator(".eet-prediction input").first.fill("30")
     page.locator(".eet-prediction input").first.press("Tab")
     page.get_by_role("button", name="Reveal", exact=True).click()
     page.get_by_text("if every step took the same time").first.wait_for(timeout=20_000)
-    assert page.get_by_text("Predict first (above)").count() == 0
+    expect(page.get_by_text("Predict first (above)")).to_have_count(0, timeout=20_000)
     page.get_by_text("× sooner").first.wait_for()
-    assert page.get_by_text("Your prediction: 30 times sooner").count() == 1
-    assert page.get_by_text("Not answered yet").count() == 3
-    assert page.locator(".js-plotly-plot").count() >= 6
+    expect(page.get_by_text("Your prediction: 30 times sooner")).to_have_count(1)
+    expect(page.get_by_text("Not answered yet")).to_have_count(3)
+    page.locator(".js-plotly-plot").nth(5).wait_for(state="attached")
     notebook = lab.save()
     assert "figures.live.StripChart" in str(notebook["metadata"]["widgets"]), "the state of the widgets is there"
     outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", [])]

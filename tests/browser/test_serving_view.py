@@ -6,6 +6,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from playwright.sync_api import expect
 
 from browser.jupyter_pages import Lab, Server
 
@@ -36,17 +37,16 @@ def test_a_film_of_two_policies_plays_in_the_page(lab: Lab, lab_server: Server, 
     assert page.locator(".eet-film-lane").count() == 0
     simulate.click()
     page.locator(".eet-film[data-playing=true]").wait_for(timeout=20_000)
-    assert page.locator(".eet-film-name").all_text_contents() == ["Naive padding", "Dynamic program"]
+    expect(page.locator(".eet-film-name")).to_have_text(["Naive padding", "Dynamic program"])
     page.get_by_role("button", name="100 ×", exact=True).click()
     page.locator(".eet-film[data-playing=false]").wait_for(timeout=30_000)
     stats = page.locator(".eet-film-stats").all_text_contents()
     assert all(told.startswith("0 wait · 80 of 80 done · p50 ") for told in stats), stats
+    page.wait_for_function(f"() => Math.min(...({INKED})()) > 500")  # boxes are drawn in both lanes
     tokens = page.evaluate(INKED)
-    assert min(tokens) > 500, "boxes are drawn in both lanes"
     page.get_by_role("button", name="Rows", exact=True).click()
-    page.wait_for_timeout(200)
-    assert page.evaluate(INKED) != tokens
-    assert page.locator(".js-plotly-plot").count() == 1
+    page.wait_for_function(f"(tokens) => ({INKED})().join() !== tokens.join()", arg=tokens)
+    expect(page.locator(".js-plotly-plot")).to_have_count(1, timeout=20_000)
 
     # What it says is what was simulated.
     p50 = lab.execute("print([round(run.percentiles['e2e_ms']['p50']) for run in view.results.values()])")
@@ -60,7 +60,7 @@ def test_a_film_of_two_policies_plays_in_the_page(lab: Lab, lab_server: Server, 
     assert float(page.locator(".eet-film").get_attribute("data-now")) < 80_000
     slider = page.get_by_role("slider", name="Time in the traffic")
     slider.fill("500")
-    assert "of 80 done" in page.locator(".eet-film-stats").first.text_content()
+    expect(page.locator(".eet-film-stats").first).to_contain_text("of 80 done")
 
     # In larger type its buttons, fields and tables grow with the words, none of which is cut.
     page.add_style_tag(content=".eet-large { --eet-scale: 1.35; }")

@@ -32,5 +32,5 @@ def test_a_model_learns_in_the_page(lab: Lab, lab_server: Server, page: Any) -> 
     page.get_by_role("button", name="Stop", exact=True).click()
     page.get_by_text("Stopped after ").wait_for(timeout=20_000)
     page.locator("button:enabled", has_text="Resume").wait_for(timeout=20_000)
-    assert page.get_by_text("on a CPU").count() > 0
+    page.get_by_text("on a CPU").first.wait_for(state="attached")
     assert page.failures == [] and page.external == []
