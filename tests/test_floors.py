@@ -61,7 +61,7 @@ HOMES = {
     "IPython": PAGES,
     "pynvml": ("eet_lab.monitor",),
     "fastapi": SERVING,
-    "h11": SERVING,
+    "httptools": SERVING,
     "prometheus_client": SERVING,
     "pydantic": SERVING,
     "ray": ("eet_lab.ray_here", "eet_lab.serving.cluster", "eet_lab.training.launch"),

@@ -105,7 +105,9 @@ def imported(*folders: str) -> dict[str, set[str]]:
 
 def test_every_import_is_declared():
     optional = {"ortools": "optimal", "ray": "ray", "voila": "app"}
-    optional |= dict.fromkeys(("fastapi", "h11", "prometheus_client", "pydantic", "starlette", "uvicorn"), "serve")
+    optional |= dict.fromkeys(
+        ("fastapi", "httptools", "prometheus_client", "pydantic", "starlette", "uvicorn"), "serve"
+    )
     for module, files in imported("eet_lab").items():
         declared = requirements(optional[module]) if module in optional else requirements()
         name = canonicalize_name(DISTRIBUTIONS.get(module, module))

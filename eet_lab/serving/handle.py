@@ -32,7 +32,7 @@ PATIENCE_S = 15.0
 """Seconds beyond the drain for a server to end."""
 LOOK_S = 0.05
 """How often whoever waits for a server looks whether it has failed."""
-PACKAGES = ("fastapi", "h11", "prometheus_client", "pydantic", "starlette", "uvicorn")
+PACKAGES = ("fastapi", "httptools", "prometheus_client", "pydantic", "starlette", "uvicorn")
 FRONTS = ("process", "thread")
 
 

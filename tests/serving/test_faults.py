@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 import eet_lab
 from eet_lab.models import Model
+from eet_lab.serving.connection import MOST_HEADERS
 from eet_lab.serving.generator import Generator
 from eet_lab.serving.handle import ServerHandle
 from eet_lab.serving.jobs import Job, News
-from eet_lab.serving.server import MOST_HEADERS
 from eet_lab.technique import Recipe
 
 from .conftest import PAGED, PROMPT, Raw, Script, eventually, free_pages, numbers
@@ -84,9 +84,9 @@ def test_what_a_client_sends_ahead_is_read_up_to_a_bound(served, generator, slow
     with pytest.raises(TimeoutError):
         raw.send(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n" * 500_000)
     assert connection.flow.read_paused
-    assert len(connection.conn.trailing_data[0]) < MOST_HEADERS + 2**18, "and what asyncio reads at once"
+    assert len(connection._held) < MOST_HEADERS + 2**18, "and what asyncio reads at once"
     raw.close()
-    connection.loop.call_soon_threadsafe(connection.transport.abort)
+    connection._loop.call_soon_threadsafe(connection.transport.abort)
     eventually(lambda: free_pages(generator) == before)
 
 
@@ -220,7 +220,7 @@ def test_a_full_queue_refuses_before_it_reads(full, demo, monkeypatch):
     error = answer.json()["error"]
     assert error["type"] == "rate_limit_error" and error["code"] == "too_many_queued_requests"
     assert min(took) < 0.01, took
-    monkeypatch.setattr("eet_lab.serving.server.LINGER_S", 0.1)
+    monkeypatch.setattr("eet_lab.serving.connection.LINGER_S", 0.1)
     connections = served._server._uvicorn.server_state.connections
     eventually(lambda: len(connections) == 2)
     for length, is_kept in ((9000, True), (900_000, False)):

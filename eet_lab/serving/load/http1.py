@@ -9,14 +9,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from eet_lab.serving.body_framing import LINE, BadHttp, Body
+
 MOST_HEAD = 65_536
-LINE = b"\r\n"
 FINAL = 200
 """Answers with a lower status come before the real one."""
-
-
-class BadAnswer(ValueError):
-    """What came is no HTTP/1.1."""
 
 
 class Listener(Protocol):
@@ -36,45 +33,51 @@ class Listener(Protocol):
 
 
 class Answer:
-    """One answer, which is fed as it comes. Errors: BadAnswer."""
+    """One answer, which is fed as it comes. Errors: BadHttp."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._state: Callable[[bytes], bytes | None] = self._head
+        self._body: Body | None = None
+        self._ends_with_connection = False
         self._held = b""
-        self._left = 0
         self.is_begun = self.is_complete = False
         self.keeps_alive = True
 
     def feed(self, data: bytes) -> None:
         """Take what came."""
         self.is_begun = True
-        rest: bytes | None = self._held + data
+        rest = self._held + data
         self._held = b""
-        while rest and not self.is_complete:
+        while rest and self._body is None and not self._ends_with_connection:
             before = rest
-            rest = self._state(before)
-            if rest is None:
+            if (after := self._head(before)) is None:
                 self._held = before
+                return
+            rest = after
+        if self._body is None:
+            if rest:
+                self._listener.got(rest)
+            return
+        rest = self._body.feed(rest)
+        self.is_complete = self._body.is_complete
         if rest:
-            raise BadAnswer("more came than the answer")
+            raise BadHttp("more came than the answer")
 
     def closed(self) -> bool:
         """Nothing more comes. Whether that is the end of an answer that said no length."""
-        if self._state == self._until_closed:
-            self._end()
+        self.is_complete |= self._ends_with_connection
         return self.is_complete
 
     def _head(self, data: bytes) -> bytes | None:
         head, mark, rest = data.partition(LINE + LINE)
         if not mark:
             if len(data) > MOST_HEAD:
-                raise BadAnswer(f"its head has more than {MOST_HEAD:,} bytes")
+                raise BadHttp(f"its head has more than {MOST_HEAD:,} bytes")
             return None
         status_line, *lines = head.split(LINE)
         words = status_line.split(None, 2)
         if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-            raise BadAnswer(f"it begins with {status_line[:40]!r}")
+            raise BadHttp(f"it begins with {status_line[:40]!r}")
         headers = {}
         for line in lines:
             name, _, value = line.partition(b":")
@@ -82,83 +85,21 @@ class Answer:
         if (status := int(words[1])) >= FINAL:
             self._choose_body(status, words[0], headers)
             self._listener.headed(status, headers)
-            if self._state == self._counted and not self._left:
-                self._end()
         return rest
 
     def _choose_body(self, status: int, version: bytes, headers: Mapping[bytes, bytes]) -> None:
         connection = headers.get(b"connection", b"").lower()
         self.keeps_alive = connection != b"close" and (version == b"HTTP/1.1" or connection == b"keep-alive")
         if headers.get(b"transfer-encoding", b"").lower() == b"chunked":
-            self._state = self._chunk_head
+            self._body = Body(None, self._listener.got)
         elif status in (204, 304):
-            self._state = self._counted
+            self._body = Body(0, self._listener.got)
         elif (length := headers.get(b"content-length")) is not None:
             if not length.isdigit():
-                raise BadAnswer(f"its length is {length[:40]!r}")
-            self._left, self._state = int(length), self._counted
+                raise BadHttp(f"its length is {length[:40]!r}")
+            self._body = Body(int(length), self._listener.got)
         else:
-            self._state, self.keeps_alive = self._until_closed, False
-
-    def _counted(self, data: bytes) -> bytes:
-        piece, rest = data[: self._left], data[self._left :]
-        self._left -= len(piece)
-        self._listener.got(piece)
-        if not self._left:
-            self._end()
-        return rest
-
-    def _until_closed(self, data: bytes) -> bytes:
-        self._listener.got(data)
-        return b""
-
-    def _chunk_head(self, data: bytes) -> bytes | None:
-        size, mark, rest = data.partition(LINE)
-        if not mark:
-            _check_short(data)
-            return None
-        try:
-            self._left = int(size.partition(b";")[0], 16)
-        except ValueError:
-            raise BadAnswer(f"a chunk's size is {size[:40]!r}") from None
-        if self._left < 0:
-            raise BadAnswer(f"a chunk's size is {size[:40]!r}")
-        self._state = self._chunk if self._left else self._trailer
-        return rest
-
-    def _chunk(self, data: bytes) -> bytes:
-        piece, rest = data[: self._left], data[self._left :]
-        self._left -= len(piece)
-        if not self._left:
-            self._state = self._chunk_end
-        self._listener.got(piece)
-        return rest
-
-    def _chunk_end(self, data: bytes) -> bytes | None:
-        if len(data) < len(LINE):
-            return None
-        if not data.startswith(LINE):
-            raise BadAnswer("a chunk does not end where it should")
-        self._state = self._chunk_head
-        return data[len(LINE) :]
-
-    def _trailer(self, data: bytes) -> bytes | None:
-        line, mark, rest = data.partition(LINE)
-        if not mark:
-            _check_short(data)
-            return None
-        if not line:
-            self._end()
-        return rest
-
-    def _end(self) -> None:
-        self.is_complete = True
-
-
-def _check_short(data: bytes) -> None:
-    """BadAnswer for a line that is too long to be awaited."""
-    if len(data) > MOST_HEAD:
-        raise BadAnswer(f"a line has more than {MOST_HEAD:,} bytes")
+            self._ends_with_connection, self.keeps_alive = True, False
 
 
 class Connection(asyncio.Protocol):
@@ -190,7 +131,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             answer.feed(data)
-        except BadAnswer as error:
+        except BadHttp as error:
             self._give_up(f"The answer is no HTTP: {error}.", was_silent=False)
             self.close()
             return
