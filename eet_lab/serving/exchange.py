@@ -79,8 +79,7 @@ class _Noted:
         self.on_url = self.url.append
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        self.headers.append((name, value.lower() if name == b"expect" else value))
+        self.headers.append((name.lower(), value.rstrip(b" \t")))  # llhttp leaves what may stand behind a value
 
 
 class Exchange:
@@ -93,7 +92,8 @@ class Exchange:
         self._is_whole = head.length == 0
         if self._is_whole:
             self._has_news.set()
-        self._waits_to_send = head.version == "1.1" and (b"expect", b"100-continue") in head.headers
+        expected = dict(head.headers).get(b"expect", b"").lower()
+        self._waits_to_send = head.version == "1.1" and expected == b"100-continue"
         self._has_left = self._is_complete = False
         self._framed: Callable[[bytes, bool], bytes] = _no_body
         self._length: int | None = None

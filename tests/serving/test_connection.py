@@ -55,6 +55,7 @@ async def echo(scope, receive, send):
             body += message["body"]
             if not message["more_body"]:
                 break
+    assert (b"host", b"a") in scope["headers"]
     told = f"{scope['method']} {scope['path']} {scope['query_string'].decode()} ".encode() + body
     headers = [] if scope["path"] == "/stream" else [(b"content-length", b"%d" % len(told))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -100,11 +101,11 @@ def answers(sent, *methods):
 
 
 def request(method, target, body, is_chunked, more=b""):
-    head = f"{method} {target} HTTP/1.1\r\nHost: a\r\n".encode() + more
+    head = f"{method} {target} HTTP/1.1\r\nHost: a \t\r\n".encode() + more
     if not is_chunked:
-        return head + (b"content-length: %d\r\n" % len(body) if body else b"") + b"\r\n" + body
+        return head + (b"content-length: %d\t\r\n" % len(body) if body else b"") + b"\r\n" + body
     chunks = b"".join(b"%X;a=b\r\n%c\r\n" % (1, byte) for byte in body)
-    return head + b"Transfer-Encoding: Chunked\r\n\r\n" + chunks + b"0\r\nx-trailer: 1\r\ny: 2\r\n\r\n"
+    return head + b"Transfer-Encoding:Chunked \r\n\r\n" + chunks + b"0\r\nx-trailer: 1\r\ny: 2\r\n\r\n"
 
 
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
@@ -138,7 +139,7 @@ def test_requests_are_the_same_however_they_are_cut(requests, cuts, between):
 @pytest.mark.parametrize("more", [b"", b"connection: keep-alive\r\n"])
 def test_a_client_of_http_1_0_gets_no_chunks(target, more):
     """A proxy such as nginx asks so, unless it is told otherwise; where no length is told, the end is the end."""
-    wire, _ = asyncio.run(talk([f"GET {target} HTTP/1.0\r\n".encode() + more + b"\r\n"]))
+    wire, _ = asyncio.run(talk([f"GET {target} HTTP/1.0\r\nhost: a\r\n".encode() + more + b"\r\n"]))
     head, _, body = wire.sent.partition(b"\r\n\r\n")
     assert body == f"GET {target}  ".encode() and wire.is_ended
     assert b"transfer-encoding" not in head and b"connection: close" in head
