@@ -103,7 +103,7 @@ def answers(sent, *methods):
 def request(method, target, body, is_chunked, more=b""):
     head = f"{method} {target} HTTP/1.1\r\nHost: a \t\r\n".encode() + more
     if not is_chunked:
-        return head + (b"content-length: %d\t\r\n" % len(body) if body else b"") + b"\r\n" + body
+        return head + (b"content-length: %d \r\n" % len(body) if body else b"") + b"\r\n" + body
     chunks = b"".join(b"%X;a=b\r\n%c\r\n" % (1, byte) for byte in body)
     return head + b"Transfer-Encoding:Chunked \r\n\r\n" + chunks + b"0\r\nx-trailer: 1\r\ny: 2\r\n\r\n"
 
