@@ -35,7 +35,7 @@ FIRST_PRINTABLE = 0x21
 
 
 class Connection(asyncio.Protocol):
-    """Waits for no client for ever, and ends without a reset.
+    """It reads requests, has them answered, and waits for no client for ever.
 
     Headers have `header_s`, from the connection, or from the first byte of a later request on it. What is left of a
     body once it is answered has `body_s`: it is read for nothing where it is short, and else, or where the client may
@@ -59,19 +59,19 @@ class Connection(asyncio.Protocol):
         self._options, self._refused = options, refused
         self._loop = _loop or asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._held = b""
+        self._held, self._searched = b"", 0
         self._is_idle = False
         self._exchange: Exchange | None = None
         self._body: Body | None = None
         self._discarded: int | None = None
-        self._ends: dict[str, Any] = {}
+        self._addresses: dict[str, Any] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is there."""
         assert isinstance(transport, asyncio.Transport)
         self._server.connections.add(self)
         self.transport, self.flow = transport, FlowControl(transport)
-        self._ends = {"server": get_local_addr(transport), "client": get_remote_addr(transport)}
+        self._addresses = {"server": get_local_addr(transport), "client": get_remote_addr(transport)}
         self._arm(self._options.header_s, self._is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -137,13 +137,14 @@ class Connection(asyncio.Protocol):
         if self._is_idle:
             self._is_idle = False
             self._arm(self._options.header_s, self._is_late)
-        end = HEAD_END.search(self._held)
+        end = HEAD_END.search(self._held, self._searched)
         if (end.end() if end else len(self._held)) > MOST_HEADERS:
             self._refuse(ApiError(431, f"The request's headers have more than {sized(MOST_HEADERS)}. Send fewer."))
             return None
         if end is None:
+            self._searched = max(len(self._held) - len(LINE + LINE), 0)
             return None
-        head, self._held = self._held[: end.end()], self._held[end.end() :]
+        head, self._held, self._searched = self._held[: end.end()], self._held[end.end() :], 0
         return Head.read(head)
 
     def _begin(self, head: Head) -> None:
@@ -156,7 +157,7 @@ class Connection(asyncio.Protocol):
             "root_path": self._config.root_path,
             "headers": head.headers,
             "state": self._app_state.copy(),
-            **self._ends,
+            **self._addresses,
             **head.place(),
         }
         self._disarm()

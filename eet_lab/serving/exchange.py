@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -105,7 +105,7 @@ class Exchange:
                 await app(self.scope, self.receive, self.send)
         finally:
             if not self._is_complete and not self._has_left:
-                self._connection.transport.abort()
+                self._connection.transport.close()
 
     def got(self, data: bytes) -> None:
         """A piece of the body."""
@@ -129,10 +129,10 @@ class Exchange:
 
     async def receive(self) -> MutableMapping[str, Any]:
         """More of the body, or that the client has left, once either is there."""
-        if self._waits_to_send and not self.has_begun:
-            self._waits_to_send = False
-            self._connection.transport.write(CONTINUE)
         if not self._has_left and not self._is_complete:
+            if self._waits_to_send and not self.has_begun:
+                self._waits_to_send = False
+                self._connection.transport.write(CONTINUE)
             self._connection.read_on()
             await self._has_news.wait()
             self._has_news.clear()
@@ -148,11 +148,11 @@ class Exchange:
         if self._has_left:
             return
         if message["type"] == "http.response.start":
-            self._begin(message["status"], message["headers"])
+            self._begin(message["status"], message.get("headers", ()))
         else:
             self._go_on(message.get("body", b""), message.get("more_body", False))
 
-    def _begin(self, status: int, headers: Headers) -> None:
+    def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.has_begun = True
         if self._connection.has_body_to_come and (status == HTTPStatus.REQUEST_TIMEOUT or self._may_not_come()):
             self.keeps_alive = False
