@@ -105,7 +105,7 @@ class Exchange:
                 await app(self.scope, self.receive, self.send)
         finally:
             if not self._is_complete and not self._has_left:
-                self._connection.transport.close()
+                self._connection.transport.abort()  # a client that does not read would hold it open
 
     def got(self, data: bytes) -> None:
         """A piece of the body."""
