@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eet_lab.serving.body_framing import BadHttp
-from eet_lab.serving.load.http1 import MOST_HEAD, Answer
+from eet_lab.serving.body_framing import MOST_HEAD, BadHttp
+from eet_lab.serving.load.http1 import Answer
 
 
 class Noted:
@@ -56,6 +56,8 @@ def test_an_answer_is_the_same_however_it_is_cut(pieces, cuts, is_chunked):
     [
         b"SSH-2.0-OpenSSH\r\n\r\n",
         b"HTTP/1.1 abc\r\n\r\n",
+        b"HTTP/1.1 %b\r\n\r\n" % (b"2" * 5000),
+        b"HTTP/1.1 200 OK\r\ncontent-length: %b\r\n\r\n" % (b"2" * 5000),
         b"x" * (MOST_HEAD + 1),
         b"HTTP/1.1 200 OK\r\ncontent-length: -5\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-MOST_LINE = 65_536
-"""Bytes of a chunk's size with what follows it, and of all that may follow the last chunk."""
-LINE = b"\r\n"
-CHUNK_HEAD = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?")
+MOST_HEAD = 65_536
+"""Bytes of a message before its body, of a chunk's size with its extensions, and of all that follows the last chunk."""
+LINE_END = b"\r\n"
+CHUNK_HEAD = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?")
+TRAILERS = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*")
 
 
 class BadHttp(ValueError):
@@ -42,14 +43,14 @@ class Body:
         return end
 
     def _chunk_head(self, data: bytes, at: int) -> int:
-        end = data.find(LINE, at)
-        if end < 0:
-            return _more(data, at)
+        end = data.find(LINE_END, at)
+        if not _is_there(data, at, end):
+            return at
         if (found := CHUNK_HEAD.fullmatch(data, at, end)) is None:
-            raise BadHttp(f"a chunk's size is {data[at:end][:40]!r}")
+            raise BadHttp("a chunk's size is no hexadecimal number")
         self._left = int(found[1], 16)
         self._state = Body._chunk if self._left else Body._trailers
-        return end + len(LINE)
+        return end + len(LINE_END)
 
     def _chunk(self, data: bytes, at: int) -> int:
         end = self._piece(data, at)
@@ -58,20 +59,23 @@ class Body:
         return end
 
     def _chunk_end(self, data: bytes, at: int) -> int:
-        if len(data) - at < len(LINE):
+        if len(data) - at < len(LINE_END):
             return at
-        if not data.startswith(LINE, at):
+        if not data.startswith(LINE_END, at):
             raise BadHttp("a chunk does not end where it should")
         self._state = Body._chunk_head
-        return at + len(LINE)
+        return at + len(LINE_END)
 
     def _trailers(self, data: bytes, at: int) -> int:
-        mark = LINE if data.startswith(LINE, at) else LINE + LINE
-        end = data.find(mark, at)
-        if end < 0:
-            return _more(data, at)
+        end = at
+        if not data.startswith(LINE_END, at) and (end := data.find(LINE_END + LINE_END, at)) >= 0:
+            end += len(LINE_END)  # of the last trailer
+        if not _is_there(data, at, end):
+            return at
+        if not TRAILERS.fullmatch(data, at, end):
+            raise BadHttp("what follows the last chunk is no header")
         self.is_complete = True
-        return end + len(mark)
+        return end + len(LINE_END)
 
     def _piece(self, data: bytes, at: int) -> int:
         piece = data[at : at + self._left]
@@ -80,8 +84,8 @@ class Body:
         return at + len(piece)
 
 
-def _more(data: bytes, at: int) -> int:
-    """Wait for more of what begins there. Errors: BadHttp for what is too long to be awaited."""
-    if len(data) - at > MOST_LINE:
-        raise BadHttp(f"a chunk's size or what follows the last chunk has more than {MOST_LINE:,} bytes")
-    return at
+def _is_there(data: bytes, at: int, end: int) -> bool:
+    """Whether what begins at one place ends at the other. Errors: BadHttp for what is too long to be awaited."""
+    if (end if end >= at else len(data)) - at > MOST_HEAD:
+        raise BadHttp(f"a chunk's size or what follows the last chunk has more than {MOST_HEAD:,} bytes")
+    return end >= at

@@ -1,9 +1,10 @@
-"""A request over HTTP/1.1 and an app's answer to it: what ASGI calls `receive` and `send`. llhttp reads heads."""
+"""The head of an HTTP/1.1 request, as llhttp reads it, and an ASGI app's answer to the request, as bytes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, MutableMapping
+from collections import defaultdict
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,8 +13,9 @@ from urllib.parse import unquote
 import httptools
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER, HIGH_WATER_LIMIT
 
-from eet_lab.serving.body_framing import LINE, BadHttp
-from eet_lab.serving.gate import App
+from eet_lab.serving.body_framing import LINE_END, BadHttp
+from eet_lab.serving.gate import LOG, App
+from eet_lab.words import told
 
 if TYPE_CHECKING:
     from eet_lab.serving.connection import Connection
@@ -21,13 +23,16 @@ if TYPE_CHECKING:
 WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 PHRASES = {each.value: each.phrase for each in HTTPStatus}
 STATUS_LINES = {status: f"HTTP/1.1 {status} {PHRASES.get(status, '')}".encode() for status in range(100, 600)}
-CONTINUE = STATUS_LINES[HTTPStatus.CONTINUE] + LINE + LINE
+CONTINUE = STATUS_LINES[HTTPStatus.CONTINUE] + LINE_END + LINE_END
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class Head(NamedTuple):
-    """The head of a request. No `length`: its body comes in chunks. Names of headers are in lower case."""
+    """The head of a request. No `length`: its body comes in chunks. Names of headers are in lower case.
+
+    `asks_first`: the client waits to be told that it may send the body.
+    """
 
     method: str
     url: bytes
@@ -35,6 +40,7 @@ class Head(NamedTuple):
     headers: Headers
     length: int | None
     keeps_alive: bool
+    asks_first: bool
 
     @classmethod
     def read(cls, data: bytes) -> Head:
@@ -47,19 +53,28 @@ class Head(NamedTuple):
             pass  # an offer, which nobody need take: the request is answered as it is
         except httptools.HttpParserError as error:
             raise BadHttp(str(error)) from None
-        named = dict(noted.headers)
-        version = parser.get_http_version()
-        if version not in ("1.1", "1.0"):
-            raise BadHttp("the request line does not name HTTP/1.1")
-        if version == "1.1" and sum(name == b"host" for name, _ in noted.headers) != 1:
+        line = data.partition(LINE_END)[0]
+        if not line.endswith((b" HTTP/1.1", b" HTTP/1.0")):  # llhttp reads other protocols, too
+            raise BadHttp("the request line does not end in HTTP/1.1")
+        version, named = line[-3:].decode(), defaultdict[bytes, list[bytes]](list)
+        for name, value in noted.headers:
+            named[name].append(value.lower())
+        if len(named[b"host"]) != 1 and (version == "1.1" or named[b"host"]):
             raise BadHttp("one Host header must be there")
-        length: int | None = int(named.get(b"content-length", b"0"))
-        if (coding := named.get(b"transfer-encoding")) is not None:
-            if coding.lower() != b"chunked" or version == "1.0":
-                raise BadHttp("the Transfer-Encoding is not chunked")
-            length = None
-        keeps_alive = version == "1.1" and parser.should_keep_alive()
-        return cls(parser.get_method().decode(), b"".join(noted.url), version, noted.headers, length, keeps_alive)
+        codings, length = named[b"transfer-encoding"], named[b"content-length"]
+        if codings and (codings != [b"chunked"] or version == "1.0"):
+            raise BadHttp("the Transfer-Encoding is not chunked")
+        # llhttp forgets it with the end of the head where no body follows.
+        closes = any(word.strip() == b"close" for value in named[b"connection"] for word in value.split(b","))
+        return cls(
+            parser.get_method().decode(),
+            b"".join(noted.url),
+            version,
+            noted.headers,
+            None if codings else int(length[0]) if length else 0,
+            version == "1.1" and not closes,
+            version == "1.1" and named[b"expect"] == [b"100-continue"],
+        )
 
     def place(self) -> dict[str, Any]:
         """Where it goes, as an ASGI scope tells it. Errors: BadHttp."""
@@ -92,8 +107,7 @@ class Exchange:
         self._is_whole = head.length == 0
         if self._is_whole:
             self._has_news.set()
-        expected = dict(head.headers).get(b"expect", b"").lower()
-        self._waits_to_send = head.version == "1.1" and expected == b"100-continue"
+        self._waits_to_send = head.asks_first
         self._has_left = self._is_complete = False
         self._framed: Callable[[bytes, bool], bytes] = _no_body
         self._length: int | None = None
@@ -105,6 +119,7 @@ class Exchange:
                 await app(self.scope, self.receive, self.send)
         finally:
             if not self._is_complete and not self._has_left:
+                LOG.warning("The answer to %s was cut short.", told(self.scope["path"]))
                 self._connection.transport.abort()  # a client that does not read would hold it open
 
     def got(self, data: bytes) -> None:
@@ -128,7 +143,7 @@ class Exchange:
         self._has_news.set()
 
     async def receive(self) -> MutableMapping[str, Any]:
-        """More of the body, or that the client has left, once either is there."""
+        """More of the body, or that nothing more will come: the client has left, or has its answer."""
         if not self._has_left and not self._is_complete:
             if self._waits_to_send and not self.has_begun:
                 self._waits_to_send = False
@@ -147,17 +162,21 @@ class Exchange:
             await self._connection.flow.drain()
         if self._has_left:
             return
-        if message["type"] == "http.response.start":
-            self._begin(message["status"], message.get("headers", ()))
+        is_start = message["type"] == "http.response.start"
+        if is_start == self.has_begun or self._is_complete:
+            raise RuntimeError("An answer is one start, and then its body.")
+        if is_start:
+            self._begin(message["status"], [(name.lower(), value) for name, value in message.get("headers", ())])
         else:
             self._go_on(message.get("body", b""), message.get("more_body", False))
 
-    def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def _begin(self, status: int, headers: Headers) -> None:
         self.has_begun = True
-        if self._connection.has_body_to_come and (status == HTTPStatus.REQUEST_TIMEOUT or self._may_not_come()):
+        is_timeout = status == HTTPStatus.REQUEST_TIMEOUT
+        if self._connection.has_body_to_come and (is_timeout or self._is_not_worth_waiting()):
             self.keeps_alive = False
-        lines = [*self._connection.headers(), *headers]
-        length = dict(headers).get(b"content-length")
+        lines, named = [*self._connection.headers(), *headers], dict(headers)
+        length = named.get(b"content-length")
         if self._head.method != "HEAD" and status not in WITHOUT_BODY:
             self._framed = _as_it_is
             if length is not None:
@@ -167,12 +186,14 @@ class Exchange:
                 lines.append((b"transfer-encoding", b"chunked"))
             else:
                 self.keeps_alive = False
-        if not self.keeps_alive:
+        if CLOSE_HEADER in headers:
+            self.keeps_alive = False
+        elif not self.keeps_alive:
             lines.append(CLOSE_HEADER)
         self._connection.transport.write(head_of(status, lines))
 
-    def _may_not_come(self) -> bool:
-        """Whether the rest of the body is not worth waiting for: it is long, or the client may leave it out."""
+    def _is_not_worth_waiting(self) -> bool:
+        """Whether the rest of the body shall not be read for nothing: it is long, or the client may leave it out."""
         length = self._head.length
         return self._waits_to_send or length is None or length > HIGH_WATER_LIMIT
 
@@ -192,7 +213,7 @@ class Exchange:
 def head_of(status: int, headers: Headers) -> bytes:
     """The head of an answer. Errors: ValueError for a header that would be two."""
     lines = [STATUS_LINES[status], *(b"%b: %b" % header for header in headers), b"", b""]
-    head = LINE.join(lines)
+    head = LINE_END.join(lines)
     if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
         raise ValueError("A header's name or value has an end of a line.")
     return head

@@ -97,7 +97,7 @@ class Gate:
             raise ApiError(415, f"The body's type is {told(kind.decode('latin-1'))}, but it must be application/json.")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise ApiError(415, "The body is compressed. Send it as it is.")
-        length = int(headers.get(b"content-length", b"0"))  # llhttp has checked that it is a number
+        length = int(headers.get(b"content-length", b"0"))  # the protocol has checked that it is a number
         if length > self._options.max_body_bytes:
             raise self.too_large(f"The body has {length:,} bytes", self._options)
         return length

@@ -13,38 +13,50 @@ from hypothesis import strategies as st
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from eet_lab.serving.connection import MOST_HEADERS, Connection
+from eet_lab.serving.body_framing import MOST_HEAD
+from eet_lab.serving.connection import Connection
 from eet_lab.serving.exchange import head_of
 from eet_lab.serving.options import Options
 
+OPTIONS = Options(header_s=1, body_s=10, request_s=100)
+
 
 class Wire(asyncio.Transport):
-    """What a client would read."""
+    """What a client would read. `unread` are the bytes that it leaves in the server's buffer."""
 
     def __init__(self):
         super().__init__()
-        self.sent, self.is_ended, self.reads = b"", False, True
+        self.sent, self.reads, self.unread = b"", True, 0
+        self.has_eof = self.is_closed = self.is_aborted = False
 
     def write(self, data):
-        assert not self.is_ended
+        assert not self.has_eof and not self.is_closed
         self.sent += data
 
     def write_eof(self):
-        self.is_ended = True
+        self.has_eof = True
 
     def close(self):
-        self.is_ended = True
+        self.is_closed = True
 
-    abort = close
+    def abort(self):
+        self.is_closed = self.is_aborted = True
 
     def is_closing(self):
-        return self.is_ended
+        return self.is_closed
+
+    def get_write_buffer_size(self):
+        return self.unread
 
     def pause_reading(self):
         self.reads = False
 
     def resume_reading(self):
         self.reads = True
+
+    @property
+    def is_ended(self):
+        return self.has_eof or self.is_closed
 
 
 async def echo(scope, receive, send):
@@ -63,19 +75,49 @@ async def echo(scope, receive, send):
     await send({"type": "http.response.body", "body": told[3:]})
 
 
+class Clock:
+    """A loop whose time passes as it is told."""
+
+    def __init__(self):
+        self.now, self.timers = 0.0, list[asyncio.TimerHandle]()
+        self.create_task = asyncio.get_running_loop().create_task
+
+    def call_later(self, seconds, then):
+        self.timers.append(asyncio.TimerHandle(self.now + seconds, then, (), asyncio.get_running_loop()))
+        return self.timers[-1]
+
+    def wait(self, seconds):
+        end = self.now + seconds
+        while due := [each for each in self.timers if each.when() <= end and not each.cancelled()]:
+            first = min(due, key=asyncio.TimerHandle.when)
+            self.timers.remove(first)
+            self.now = first.when()
+            first._run()
+        self.now = end
+
+
+def connect(app=echo, clock=None):
+    """A connection, what its client reads, and the refusals that are counted."""
+    config, refused = Config(app, lifespan="off", log_config=None), Counter[int]()
+    config.load()
+    connection, wire = Connection(config, ServerState(), {}, clock, options=OPTIONS, refused=refused), Wire()
+    connection.connection_made(wire)
+    return connection, wire, refused
+
+
+async def turns(number=20):
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
 async def talk(pieces, app=echo):
     """A connection to which these were sent, and what it answered."""
-    config = Config(app, lifespan="off", log_config=None)
-    config.load()
-    refused = Counter[int]()
-    connection, wire = Connection(config, ServerState(), {}, options=Options(), refused=refused), Wire()
-    connection.connection_made(wire)
+    connection, wire, refused = connect(app)
     for piece in pieces:
-        if not wire.is_ended:
+        if not wire.is_closed:
             connection.data_received(piece)
         await asyncio.sleep(0)
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns()
     connection.connection_lost(None)
     return wire, refused
 
@@ -155,6 +197,9 @@ def test_a_client_of_http_1_0_gets_no_chunks(target, more):
         (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n", 400),
         (b"POST / HTTP/1.0\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n", 400),
+        (b"POST / RTSP/1.1\r\nhost: a\r\n\r\n", 400),
+        (b"GET / HTTP/1.0\r\nhost: a\r\nhost: a\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nhost: a\r\n folded: b\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nhost : a\r\n\r\n", 400),
@@ -165,11 +210,13 @@ def test_a_client_of_http_1_0_gets_no_chunks(target, more):
         (b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n", 400),
         (b"GET / HTTP/1.1\nhost: a\n\n", 400),
         (b"\x16\x03\x01\x02", 400),
-        (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * MOST_HEADERS, 431),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * MOST_HEAD, 431),
         *((b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + chunk, 400) for chunk in (
             b"0x1\r\na\r\n0\r\n\r\n", b"-1\r\n", b"+1\r\na\r\n", b"1_0\r\n", b" 1\r\na", b"\r\n", b"1\na\r\n",
-            b"1;\na\r\n", b"1\r\nab\r\n", b"f" * 16 + b"\r\n", b"0" * (MOST_HEADERS + 2),
-            b"0\r\n" + b"x: y\r\n" * (MOST_HEADERS // 6 + 1),
+            b"1;\na\r\n", b"1\r\nab\r\n", b"f" * 16 + b"\r\n", b"0" * (MOST_HEAD + 2),
+            b"0\r\n" + b"x: y\r\n" * (MOST_HEAD // 6 + 1) + b"\r\n", b"1;" + b"a" * MOST_HEAD + b"\r\nb\r\n0\r\n\r\n",
+            b"0\r\nGET / HTTP/1.1\r\nhost: b\r\n\r\n", b"0\r\nx: y\n\nGET / HTTP/1.1\r\nhost: b\r\n\r\n",
+            b"1;\x00\r\na\r\n",
         )),
     ],
 )  # fmt: skip
@@ -177,6 +224,15 @@ def test_what_two_servers_could_read_in_two_ways_is_refused(raw, status):
     wire, refused = asyncio.run(talk([raw, b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"]))
     assert wire.sent.startswith(b"HTTP/1.1 %d " % status) and b"HTTP/1.1 200" not in wire.sent
     assert wire.is_ended and refused == {status: 1}
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("more", [b"", b"content-length: 0\r\n", b"content-length: 2\r\n"])
+@pytest.mark.parametrize("asked", [b"close", b"keep-alive, Close"])
+def test_a_client_may_ask_for_the_end_of_its_connection(method, more, asked):
+    raw = b"%s / HTTP/1.1\r\nhost: a\r\nconnection: %s\r\n%s\r\n" % (method.encode(), asked, more)
+    wire, _ = asyncio.run(talk([raw + b"ab" * (b"2" in more) + b"\r\n", request("GET", "/", b"", False)]))
+    assert wire.is_closed and wire.sent.count(b"HTTP/1.1 200 ") == 1 and b"\r\nconnection: close\r\n" in wire.sent
 
 
 def test_a_client_that_asks_whether_to_send_is_told_to_go_on():
@@ -202,6 +258,110 @@ def test_a_body_that_nobody_reads_waits_in_the_clients_socket():
 
     wire, _ = asyncio.run(run())
     assert not wire.reads and not wire.sent
+
+
+GET = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
+UNREAD = {
+    "idle for long": GET,
+    "the last answer": GET.replace(b"1.1", b"1.0"),
+    "before a body that does not come": b"POST /early HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n",
+    "in front of what is no HTTP": GET + b"\x16\r\n\r\n",
+    "an answer to what is no HTTP": b"\x16\r\n\r\n",
+    "its client sends no more": None,
+}
+
+
+@pytest.mark.parametrize("raw", UNREAD.values(), ids=UNREAD)
+@pytest.mark.parametrize("reads", [False, True])
+def test_answers_that_a_client_leaves_unread_end_with_the_connection(raw, reads):
+    """Unless the client reads slowly: something, each time that the server looks."""
+
+    async def run():
+        clock = Clock()
+        connection, wire, _ = connect(clock=clock)
+        wire.unread = 100
+        connection.data_received(raw or GET)
+        await turns()
+        if raw is None:
+            connection.eof_received()
+        for _ in range(20):
+            wire.unread -= reads
+            clock.wait(4)
+        assert wire.is_aborted is not reads and wire.is_ended
+        wire.unread = 0
+        clock.wait(20)
+        assert wire.is_aborted
+        connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_client_that_reads_nothing_holds_no_answer_up(reads):
+    """An answer that waits for its client holds a place in the queue."""
+
+    async def run():
+        clock = Clock()
+        connection, wire, _ = connect(clock=clock)
+        connection.pause_writing()
+        connection.data_received(GET)
+        await turns()
+        assert not wire.sent
+        clock.wait(99)
+        if reads:
+            connection.resume_writing()
+            await turns()
+        clock.wait(2)
+        assert wire.is_aborted is not reads and bool(wire.sent) is reads
+        connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
+def test_what_the_end_of_a_server_leaves_of_its_connections():
+    """An answer is complete first, and its request has come whole: what comes to a closed connection resets it."""
+    body = b"POST /early HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n"
+
+    async def run():
+        states = {}
+        for name, raw in {"idle": b"", "answering": GET, "behind": body, "refused": b"\x16"}.items():
+            connection, wire, _ = connect()
+            connection.data_received(raw)
+            await turns(0 if name == "answering" else 20)
+            connection.shutdown()
+            states[name] = wire.has_eof, wire.is_closed
+            await turns()
+            states[name] += (wire.is_closed, b"200" in wire.sent)
+            connection.connection_lost(None)
+        return states
+
+    found = asyncio.run(run())
+    assert found["idle"] == (False, True, True, False)
+    assert found["answering"] == (False, False, True, True)
+    assert found["behind"] == (True, False, False, True)
+    assert found["refused"] == (True, False, False, False)
+
+
+@pytest.mark.parametrize(
+    "order", [["body"], ["start", "start"], ["start", "last", "body"], ["start", "last", "start"]], ids=str
+)
+def test_an_answer_in_another_order_reaches_no_other_request(order):
+    messages = {
+        "start": {"type": "http.response.start", "status": 200, "headers": iter([(b"Content-Length", b"2")])},
+        "body": {"type": "http.response.body", "body": b"ab", "more_body": True},
+        "last": {"type": "http.response.body", "body": b"ab"},
+    }
+    raised = []
+
+    async def wrong(scope, receive, send):
+        try:
+            for each in order:
+                await send(dict(messages[each]))
+        except RuntimeError as error:
+            raised.append(str(error))
+
+    wire, _ = asyncio.run(talk([GET], wrong))
+    assert len(raised) == 1 and wire.sent.count(b"HTTP/1.1 ") <= 1 and wire.is_aborted is ("last" not in order)
 
 
 @pytest.mark.parametrize("body", [b"ab", b"abcd"])

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import eet_lab
 from eet_lab.models import Model
-from eet_lab.serving.connection import MOST_HEADERS
+from eet_lab.serving.body_framing import MOST_HEAD
 from eet_lab.serving.generator import Generator
 from eet_lab.serving.handle import ServerHandle
 from eet_lab.serving.jobs import Job, News
@@ -84,7 +84,7 @@ def test_what_a_client_sends_ahead_is_read_up_to_a_bound(served, generator, slow
     with pytest.raises(TimeoutError):
         raw.send(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n" * 500_000)
     assert connection.flow.read_paused
-    assert len(connection._held) < MOST_HEADERS + 2**18, "and what asyncio reads at once"
+    assert len(connection._held) < MOST_HEAD + 2**18, "and what asyncio reads at once"
     raw.close()
     connection._loop.call_soon_threadsafe(connection.transport.abort)
     eventually(lambda: free_pages(generator) == before)

@@ -9,9 +9,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from eet_lab.serving.body_framing import LINE, BadHttp, Body
+from eet_lab.serving.body_framing import LINE_END, MOST_HEAD, BadHttp, Body
 
-MOST_HEAD = 65_536
+MOST_DIGITS = 15
+"""Of a length."""
 FINAL = 200
 """Answers with a lower status come before the real one."""
 
@@ -69,14 +70,14 @@ class Answer:
         return self.is_complete
 
     def _head(self, data: bytes) -> bytes | None:
-        head, mark, rest = data.partition(LINE + LINE)
+        head, mark, rest = data.partition(LINE_END + LINE_END)
         if not mark:
             if len(data) > MOST_HEAD:
                 raise BadHttp(f"its head has more than {MOST_HEAD:,} bytes")
             return None
-        status_line, *lines = head.split(LINE)
+        status_line, *lines = head.split(LINE_END)
         words = status_line.split(None, 2)
-        if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+        if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit() or len(words[1]) != 3:
             raise BadHttp(f"it begins with {status_line[:40]!r}")
         headers = {}
         for line in lines:
@@ -95,7 +96,7 @@ class Answer:
         elif status in (204, 304):
             self._body = Body(0, self._listener.got)
         elif (length := headers.get(b"content-length")) is not None:
-            if not length.isdigit():
+            if not length.isdigit() or len(length) > MOST_DIGITS:
                 raise BadHttp(f"its length is {length[:40]!r}")
             self._body = Body(int(length), self._listener.got)
         else:
