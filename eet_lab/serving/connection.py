@@ -1,8 +1,8 @@
 """A client's connection over HTTP/1.1: one request after the other, each answered by an ASGI app.
 
-uvicorn accepts connections. Its own protocols are not used, because here no client is waited for for ever, connections
-end without a reset after an answer where that is possible, a client that leaves is noticed even when it has sent its
-next request, and a body may follow an offered upgrade.
+uvicorn accepts connections. Its own protocols are not used: here every wait for a client has a limit, a connection ends
+after an answer without a reset where that is possible, a client that leaves is noticed even when it has sent its next
+request, and a body may follow an offered upgrade.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIRST_VISIBLE = 0x21
 
 
 class Connection(asyncio.Protocol):
-    """It reads requests, has them answered, and waits for no client for ever.
+    """Reads requests one after the other, and has them answered. Every wait for the client has a limit.
 
     Headers have `header_s`, from the connection, or from the first byte of a later request on it. What is left of a
     body once it is answered has `body_s`: it is read for nothing where the body is short, and else, or where the client
@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
         if not self._held:
             return None
         if self._held[0] < FIRST_VISIBLE:
-            raise BadHttp("the request line begins with what no text has")
+            raise BadHttp("it does not begin with a method")
         if self._is_idle:
             self._is_idle = False
             self._arm(self._options.header_s, self._refuse_late)
@@ -243,7 +243,7 @@ class Connection(asyncio.Protocol):
             if exchange.has_begun:
                 self.transport.abort()
                 return
-            exchange.scope["state"]["is_refused"] = True  # an app that waits for the body will say: the client has left
+            exchange.scope["state"]["is_refused"] = True  # the app will answer 499, which is not to be counted
         self._refused[error.status] += 1
         status, headers, body = written(error)
         headers += [CLOSE_HEADER, (b"x-request-id", new_id())]

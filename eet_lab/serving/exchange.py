@@ -50,20 +50,20 @@ class Head(NamedTuple):
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # an offer, which nobody need take: the request is answered as it is
+            pass  # an upgrade is an offer: the request is answered as it is
         except httptools.HttpParserError as error:
             raise BadHttp(str(error)) from None
         line = data.partition(LINE_END)[0]
         if not line.endswith((b" HTTP/1.1", b" HTTP/1.0")):  # llhttp reads other protocols, too
-            raise BadHttp("the request line does not end in HTTP/1.1")
+            raise BadHttp("its request line does not end in HTTP/1.1")
         version, named = line[-3:].decode(), defaultdict[bytes, list[bytes]](list)
         for name, value in noted.headers:
             named[name].append(value.lower())
         if len(named[b"host"]) != 1 and (version == "1.1" or named[b"host"]):
-            raise BadHttp("one Host header must be there")
+            raise BadHttp("it has no Host header, or several")
         codings, length = named[b"transfer-encoding"], named[b"content-length"]
         if codings and (codings != [b"chunked"] or version == "1.0"):
-            raise BadHttp("the Transfer-Encoding is not chunked")
+            raise BadHttp("its Transfer-Encoding is not chunked")
         # llhttp forgets it with the end of the head where no body follows.
         closes = any(word.strip() == b"close" for value in named[b"connection"] for word in value.split(b","))
         return cls(
@@ -81,7 +81,7 @@ class Head(NamedTuple):
         try:
             url = httptools.parse_url(self.url)
         except httptools.HttpParserError:
-            raise BadHttp("the URL cannot be read") from None
+            raise BadHttp("its URL cannot be read") from None
         path = url.path or b"/"
         return {"path": unquote(path.decode("ascii")), "raw_path": path, "query_string": url.query or b""}
 
@@ -175,8 +175,8 @@ class Exchange:
         is_timeout = status == HTTPStatus.REQUEST_TIMEOUT
         if self._connection.has_body_to_come and (is_timeout or self._is_not_worth_waiting()):
             self.keeps_alive = False
-        lines, named = [*self._connection.headers(), *headers], dict(headers)
-        length = named.get(b"content-length")
+        lines = [*self._connection.headers(), *headers]
+        length = dict(headers).get(b"content-length")
         if self._head.method != "HEAD" and status not in WITHOUT_BODY:
             self._framed = _as_it_is
             if length is not None:

@@ -12,7 +12,7 @@ from typing import Protocol
 from eet_lab.serving.body_framing import LINE_END, MOST_HEAD, BadHttp, Body
 
 MOST_DIGITS = 15
-"""A longer length is none."""
+"""A content-length with more digits is none."""
 FINAL = 200
 """Answers with a lower status come before the real one."""
 
