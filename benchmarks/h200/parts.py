@@ -39,7 +39,7 @@ from eet_lab.commands.bench_tables import (
 )
 from eet_lab.technique import registry
 from eet_lab.texts import as_recipe
-from h200.policies import highest_loads, simulated_beside_measured
+from h200.policies import DOCUMENT_AXES, DOCUMENTS, highest_loads, simulated_beside_measured
 from h200.recorded import recorded_compare, recorded_ladder
 from h200.session import Session
 from h200.timelines import recorded_timeline
@@ -337,6 +337,18 @@ PARTS: dict[str, Part] = {
         90,
         simulated_beside_measured(
             "llama-1b", "all,continuous_batching:rows=64:budget=2048:chunk=1024", chunks=(1024, 256)
+        ),
+    ),
+    "simulated-documents": Part(
+        180,
+        simulated_beside_measured(
+            "llama-1b",
+            "all,continuous_batching:rows=64:budget=8192:chunk=8192",
+            chunks=(8192, 512),
+            lengths=DOCUMENTS,
+            axes=DOCUMENT_AXES,
+            requests=3_000,
+            file="documents-llama-1b",
         ),
     ),
     "accuracy-demo": Part(

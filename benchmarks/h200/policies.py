@@ -16,7 +16,7 @@ from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.policy import BasePolicy
 from eet_lab.scheduling.served import Latencies
 from eet_lab.scheduling.simulator import simulate_traffic
-from eet_lab.scheduling.traffic import Gamma, Lengths, Traffic, Uniform, make_traffic
+from eet_lab.scheduling.traffic import Drawn, Gamma, Lengths, Traffic, Uniform, make_traffic
 from eet_lab.serving.live import serve_traffic, served_recipe
 from eet_lab.serving.profile import profile
 from eet_lab.serving.warm_up import warm_up_encoder
@@ -35,6 +35,11 @@ NAMES = ("naive_padding", "length_buckets", "dynamic_program", "token_budget")
 LENGTHS = (Uniform(5, 500), Uniform(2, 100))
 AXES = (0, 1, 64, 256, 512, 1024, 2047), (1, 4, 16, 64), (16, 320, 1300)
 """What is measured of a decoder: tokens beyond one a row, rows, and columns that a row sees."""
+PROMPTS = Uniform(100, 1024)
+LONGEST = 8_000
+DOCUMENTS = Drawn((*range(20, 301),) * 17 + (LONGEST,) * 24, f"U[20,300], one of 200 of {LONGEST:,}")
+"""Prompts of a chat, among which is now and then a document: whoever comes while it is read waits for all of it."""
+DOCUMENT_AXES = (0, 1, 64, 256, 512, 1024, 2048, 4096, 8191), (1, 4, 16, 64), (16, 320, 1300, 8300)
 LOWEST = 0.3
 """The least of what is simulated at which a search begins: it ends there where no load was in time."""
 LOAD = 0.7
@@ -65,21 +70,30 @@ def highest_loads(name: str) -> Callable[[Session], Any]:
     return work
 
 
-def simulated_beside_measured(name: str, recipe: str, chunks: tuple[int, ...]) -> Callable[[Session], Any]:
+def simulated_beside_measured(
+    name: str,
+    recipe: str,
+    chunks: tuple[int, ...],
+    *,
+    lengths: Lengths = PROMPTS,
+    axes: tuple[tuple[int, ...], ...] = AXES,
+    requests: int = 400,
+    file: str | None = None,
+) -> Callable[[Session], Any]:
     """One trace of a decoder at 70 % load for each size of chunk: times of a simulation, and those of the GPU."""
 
     def work(session: Session) -> Any:
         model = session.model("smoke" if session.smoke else name)
-        words, axes, lengths, answers = recipe, AXES, Uniform(100, 1024), Uniform(50, 200)
+        words, measured_axes, prompts, answers, num = recipe, axes, lengths, Uniform(50, 200), requests
         if session.smoke:
-            words, axes = "all,continuous_batching:rows=2:budget=8:chunk=8", ((0, 1, 7), (1, 2), (4, 10))
-            lengths, answers = Uniform(3, 6), Uniform(2, 4)
-        table = profile(model, words, axes=axes, cancel=session.deadline)
+            words, measured_axes = "all,continuous_batching:rows=2:budget=8:chunk=8", ((0, 1, 7), (1, 2), (4, 10))
+            prompts, answers, num = Uniform(3, 6), Uniform(2, 4), 20
+        table = profile(model, words, axes=measured_axes, cancel=session.deadline)
         rows, budget = table.most_rows, table.most_tokens
         joining = [f"continuous_batching:max_rows={rows}:budget={budget}:chunk={min(c, budget)}" for c in chunks]
-        rate = LOAD * capacity(joining[0], lengths, answers, table)
-        traffic = make_traffic(20 if session.smoke else 400, Gamma(rate), lengths, answers, seed=1)
-        found: dict[str, Any] = {"rate": rate, "requests": len(traffic)}
+        rate = LOAD * capacity(joining[0], prompts, answers, table)
+        traffic = make_traffic(num, Gamma(rate), prompts, answers, seed=1)
+        found: dict[str, Any] = {"rate": rate, "requests": num, "lengths": str(prompts), "answers": str(answers)}
         for told in joining:
             [policy] = fitting_policies([told], traffic, table)
             simulated = simulate_traffic(traffic, policy, table)
@@ -87,7 +101,7 @@ def simulated_beside_measured(name: str, recipe: str, chunks: tuple[int, ...]) -
             both = {each.name: each._asdict() | {"error": each.error} for each in agreement(simulated, measured)}
             found[told] = {"agreement": both, "measured": measured.percentiles}
             print(told, json.dumps(found[told]), flush=True)
-        (session.out / f"simulated-{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+        (session.out / f"simulated-{file or name}.json").write_text(json.dumps(found, indent=1) + "\n")
         return found
 
     return work

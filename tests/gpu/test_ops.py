@@ -100,7 +100,7 @@ def test_launches_are_as_many_as_a_step_is_said_to_have(case, shape):
     inputs = as_a_step_gives_them(shape)
 
     def more(*arguments, empty, **keywords):
-        return OPS[case.op].more_launches(*arguments, **keywords)
+        return OPS[case.op].work(*arguments, **keywords).more_launches
 
     expected = case.launches + Case.call(case, more, inputs, fresh)
     of_cublas = "splitKreduce", "cublasLtEpilogue_t"
@@ -222,9 +222,11 @@ def moved(tree, device):
 
 
 def test_a_launch_that_fails_names_the_launcher_and_the_sizes():
-    launcher = native.load("linear").eet_linear
+    pointers = "out best x rows weight bias residual norm_weight norm_bias positions noise temperature stream"
+    numbers = "dtype act gated stride stage_rows stage_inputs num_stages shared_bytes dependent"
+    given = dict.fromkeys(pointers.split()) | dict.fromkeys(numbers.split(), 0)
     with pytest.raises(KernelError, match=r"eet_linear failed: invalid argument.*T=17, N=8, K=8"):
-        launcher(*[None] * 11, 0.0, 0, 17, 8, 8, 0, 0, 0.0, 1, 0, None)
+        native.load("linear").eet_linear(**given, T=17, N=8, K=8, eps=0.0, num_blocks=1)
 
 
 def test_what_is_not_supported_is_said():
