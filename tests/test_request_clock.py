@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -130,41 +130,67 @@ def test_a_reservation_leaves_nothing_to_set_up(tiny):
     assert engine.generate(PROMPTS, Settings(3)).setup_ms == 0
 
 
-def test_times_of_a_gpu_are_those_of_the_request(monkeypatch, slow, pass_time):
-    """The ring's events, on the host's clock: what came before the ring counts, and setup does not, wherever it was."""
+@pytest.fixture
+def gpu_calls(monkeypatch) -> Counter[str]:
+    """A GPU that is done at once, on the host's clock; how often it was asked for what."""
+    calls = Counter[str]()
 
     class Event:
-        def __init__(self, enable_timing):
+        def __init__(self, enable_timing=False):
             self.at = None
+            calls["event"] += 1
 
-        def record(self):
+        def record(self, stream=None):
             self.at = time.perf_counter()
+            calls["record"] += 1
 
         def elapsed_time(self, other):
+            calls["elapsed_time"] += 1
             return (other.at - self.at) * 1e3
 
         def query(self):
+            calls["query"] += 1
             return True
 
-        def synchronize(self):
-            pass
-
     class Stream:
-        def wait_stream(self, other):
-            pass
+        def wait_event(self, event):
+            assert event.at is not None
+            calls["wait_event"] += 1
 
     zeros = torch.zeros(8, 2, dtype=torch.long)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
     monkeypatch.setattr(stream, "_copy_stream", lambda index: Stream())
     monkeypatch.setattr(torch, "empty", lambda *shape, **options: zeros)
-    clock, buffer = RequestClock(), TokenBuffer(*[torch.empty(0)] * 8)._replace(log=torch.ones(16, 2, dtype=torch.long))
+    return calls
+
+
+def logged(*ids: int) -> TokenBuffer:
+    """A token buffer of two slots, whose log has these ids for each."""
+    log = torch.tensor([[each, each] for each in ids])
+    return TokenBuffer(*[torch.zeros(0)] * 8)._replace(log=log)
+
+
+def test_times_of_a_gpu_are_those_of_the_request(gpu_calls, slow, pass_time):
+    """The ring's events, on the host's clock: what came before the ring counts, and setup does not, wherever it was."""
+    clock = RequestClock()
     pass_time(LONG_S / 4)
     clock.once(slow(lambda: True))
     ring = stream.open_stream(clock, torch.device("cuda", 0), num_rows=2)
     clock.once(slow(lambda: True))
     pass_time(LONG_S / 4)
-    [step] = [*ring.push(buffer, None), *ring.drain()]
+    [step] = [*ring.push(logged(*[1] * 16), None), *ring.drain()]
     assert LONG_MS / 2 < step.t_ms < LONG_MS < 2 * LONG_MS < clock.setup_ms
     assert step.ids == [1, 1]
+
+
+def test_the_host_asks_a_gpu_little_for_each_step(gpu_calls):
+    """A small model's step is over before the host has made a dozen calls; and all that is told comes in its order."""
+    ring, told = stream.open_stream(RequestClock(), torch.device("cuda", 0), num_rows=2), []
+    gpu_calls.clear()
+    for number in range(40):
+        told += ring.push(logged(*range(number - number % 16, number - number % 16 + 16)), None)
+    told += ring.drain()
+    assert [step.ids for step in told] == [[number, number] for number in range(40)]
+    assert gpu_calls == dict.fromkeys(("query", "elapsed_time", "wait_event"), 40) | {"record": 80}

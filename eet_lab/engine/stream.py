@@ -70,6 +70,7 @@ class PinnedRing:
 
     A copy between two steps would hold up the second, so copies have a stream of their own.
     What they read stays as it is: the buffer's log has more rows than the host may be steps behind.
+    Events and views are made once: a small model's step takes the device no longer than they take the host (LOG).
     """
 
     def __init__(self, clock: RequestClock, device: torch.device, num_rows: int, depth: int = AHEAD) -> None:
@@ -80,23 +81,29 @@ class PinnedRing:
         self._start = torch.cuda.Event(enable_timing=True)
         self._start.record()
         self._clock, self._before_ms = clock, clock.since_ms()
-        self._slots = torch.empty(depth, num_rows, dtype=torch.long, pin_memory=True)
+        self._slots = torch.empty(depth, num_rows, dtype=torch.long, pin_memory=True).unbind()
+        self._launched = [torch.cuda.Event() for _ in range(depth)]
+        self._copied = [torch.cuda.Event(enable_timing=True) for _ in range(depth)]
         self._num_passes, self._depth = 0, depth
-        self._waiting: deque[tuple[int, torch.cuda.Event, Tensor | None]] = deque()
+        self._waiting: deque[tuple[int, Tensor | None]] = deque()
         self._copies = _copy_stream(device.index)
 
     def push(self, buffer: TokenBuffer, logprobs: Tensor | None) -> list[StepTokens]:
         arrived, rows = self._collect(keep=self._depth - 1), None
-        slot, event = self._num_passes % self._depth, torch.cuda.Event(enable_timing=True)
-        self._copies.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._copies):
+        slot, current = self._num_passes % self._depth, torch.cuda.current_stream()
+        self._launched[slot].record(current)
+        self._copies.wait_event(self._launched[slot])
+        torch.cuda.set_stream(self._copies)
+        try:
             self._slots[slot].copy_(buffer.log[self._num_passes % len(buffer.log)], non_blocking=True)
             if logprobs is not None:  # pinned memory is kept by PyTorch, and comes again
                 rows = torch.empty(logprobs.shape[1:], dtype=logprobs.dtype, pin_memory=True)
                 rows.copy_(logprobs[self._num_passes % len(logprobs)], non_blocking=True)
-            event.record()
+            self._copied[slot].record(self._copies)
+        finally:
+            torch.cuda.set_stream(current)
         self._num_passes += 1
-        self._waiting.append((slot, event, rows))
+        self._waiting.append((slot, rows))
         return arrived
 
     def drain(self) -> list[StepTokens]:
@@ -104,10 +111,15 @@ class PinnedRing:
 
     def _collect(self, keep: int) -> list[StepTokens]:
         arrived = []
-        while self._waiting and (len(self._waiting) > keep or self._waiting[0][1].query()):
-            slot, event, rows = self._waiting.popleft()
-            event.synchronize()
-            t_ms = self._before_ms + self._start.elapsed_time(event) - self._clock.setup_ms
+        while self._waiting:
+            slot, rows = self._waiting[0]
+            copied = self._copied[slot]
+            if not copied.query():
+                if len(self._waiting) <= keep:
+                    break
+                copied.synchronize()
+            self._waiting.popleft()
+            t_ms = self._before_ms + self._start.elapsed_time(copied) - self._clock.setup_ms
             arrived.append(StepTokens(self._slots[slot].tolist(), t_ms, None if rows is None else rows.tolist()))
         return arrived
 
