@@ -9,26 +9,29 @@
 namespace {
 
 constexpr int kChannels = 16;  // of a thread
-constexpr int kStages = 3;     // rows of a team: one that is reduced, and those that are on their way
+constexpr int kRows = 6;       // of a team, all arrays counted: those of one that is reduced, and those on their way
 
 template <typename T>
 struct Arguments {
   T* dx;               // [T,C]
   float* partial;      // [2,blocks,C]  of the weight's gradient, then of the bias's
   const T *dy, *x;     // [T,C]
+  const T* dresidual;  // [T,C]  of x as it goes on past the norm, or null
   const T* weight;     // [C]
   const float* mean;   // [T], or null: an RMS norm
   const float* scale;  // [T]  1 / standard deviation
   int num_tokens, C, log_team;
 };
 
-// What a thread has of the rows that it walks down: 16 channels of dy and x, and of the weight, in shared memory that no
-// other thread reads. So a row is asked for ahead of time without a register, and without a barrier when it has arrived.
-template <typename T, int kWarps>
+// What a thread has of the rows that it walks down: 16 channels of dy and x, of the weight and, where there is one, of
+// the residual's gradient, in shared memory that no other thread reads. So a row is asked for ahead of time without a
+// register, and without a barrier when it has arrived. Three arrays take the memory of two, and are a row less ahead.
+template <typename T, int kWarps, bool kAdds>
 class Ring {
  public:
   static constexpr int kVec = eet::kVec<T>, kPieces = kChannels / kVec, kThreads = 32 * kWarps;
-  static constexpr int kBytes = (2 * kStages + 1) * kPieces * kThreads * sizeof(uint4);
+  static constexpr int kArrays = kAdds ? 3 : 2, kStages = kRows / kArrays;
+  static constexpr int kBytes = (kRows + 1) * kPieces * kThreads * sizeof(uint4);
 
   __device__ Ring(const Arguments<T>& a, uint4* shared) : a(a), mine(shared + threadIdx.x) {
     first = (threadIdx.x & ((32 << a.log_team) - 1)) * kVec;
@@ -45,6 +48,7 @@ class Ring {
       const int64_t from = int64_t(row) * a.C + channel(i);
       eet::copy_async(place(stage, 0, i), a.dy + from, true);
       eet::copy_async(place(stage, 1, i), a.x + from, true);
+      if constexpr (kAdds) eet::copy_async(place(stage, 2, i), a.dresidual + from, true);
     }
     eet::commit_copies();  // of nothing, too: groups are counted
   }
@@ -63,9 +67,19 @@ class Ring {
     eet::unpack<T>(*place(kStages, 0, i), weight);
   }
 
+  // Adds what the residual's gradient has there.
+  __device__ void add(int stage, int i, float (&grad)[kVec]) const {
+    if constexpr (kAdds) {
+      float more[kVec];
+      eet::unpack<T>(*place(stage, 2, i), more);
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) grad[k] += more[k];
+    }
+  }
+
  private:
   __device__ uint4* place(int stage, int which, int i) const {
-    return mine + ((stage * 2 + which) * kPieces + i) * kThreads;
+    return mine + ((stage * kArrays + which) * kPieces + i) * kThreads;
   }
 
   const Arguments<T>& a;
@@ -77,17 +91,20 @@ class Ring {
 template <typename T, int kWarps>
 constexpr int kBlocks = kWarps > 8 ? 1 : sizeof(T) == 2 ? 3 : 2;
 
-// Why      PyTorch's takes two kernels, which both read all rows, and leaves most of the GPU idle at 512 to 1,024 channels
+// Why      PyTorch's takes two kernels that both read all rows, and leaves most of the GPU idle at 512 to 1,024 channels;
+//          x of a pre-norm layer is a residual, too, and autograd adds the two gradients by a kernel of its own
 // Mapping  a team of 1 to 16 warps walks down the rows, a thread has 16 channels of each: one wave of blocks
-// Traffic  reads 2*C and writes C numbers a row; two rows of each team are on their way while one is reduced
+// Traffic  reads 2*C and writes C numbers a row; two rows of each team are on their way while one is reduced.
+//          With a residual's gradient it reads 3*C, and one row is on its way
 // Needs    C a multiple of 8, at most 8,192
 // Numerics fp32; x is normalized again from what forward kept, so a weight of 0 loses nothing; two independent sums a row;
+//          dx is rounded once, the residual's gradient added;
 //          columns are summed in registers, then over the block's teams, then over blocks, always in the same order
 // Source   the two sums as in LightSeq2 (Wang et al. 2022); two stages for the columns as in Apex and Liger-Kernel
-template <typename T, int kWarps>
+template <typename T, int kWarps, bool kAdds>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks<T, kWarps>) norm_backward_kernel(const Arguments<T> a) {
-  using Its = Ring<T, kWarps>;
-  constexpr int kVec = Its::kVec, kPieces = Its::kPieces;
+  using Its = Ring<T, kWarps, kAdds>;
+  constexpr int kVec = Its::kVec, kPieces = Its::kPieces, kStages = Its::kStages;
   extern __shared__ uint4 shared[];
   __shared__ float2 scratch[2][kWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -140,6 +157,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<T, kWarps>) norm_backward
       ring.read(stage, i, grad, x, w);
 #pragma unroll
       for (int k = 0; k < kVec; ++k) grad[k] = grad[k] * w[k] * scale + ((x[k] - mean) * slope + shift);
+      ring.add(stage, i, grad);
       eet::store(a.dx + int64_t(row) * a.C + ring.channel(i), eet::pack<T>(grad));
     }
     mean = next_mean, scale = next_scale;
@@ -177,26 +195,33 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<T, kWarps>) norm_backward
   }
 }
 
-template <typename T, int kWarps>
+template <typename T, int kWarps, bool kAdds>
 cudaError_t launch(const Arguments<T>& a, int num_blocks, cudaStream_t stream) {
-  const eet::Launch how{dim3(num_blocks), 32 * kWarps, Ring<T, kWarps>::kBytes, stream};
-  return eet::launch(norm_backward_kernel<T, kWarps>, how, a);
+  const eet::Launch how{dim3(num_blocks), 32 * kWarps, Ring<T, kWarps, kAdds>::kBytes, stream};
+  return eet::launch(norm_backward_kernel<T, kWarps, kAdds>, how, a);
+}
+
+template <typename T, bool kAdds>
+cudaError_t launch(const Arguments<T>& a, int num_blocks, cudaStream_t stream) {
+  return a.log_team > 3 ? launch<T, 16, kAdds>(a, num_blocks, stream) : launch<T, 8, kAdds>(a, num_blocks, stream);
 }
 
 }  // namespace
 
-// `mean` null: an RMS norm. `dweight` [C] and `dbias` [C] by way of `partial` [2,num_blocks,C]; null: nobody wants it.
+// `mean` null: an RMS norm. `dresidual` [T,C] is added to dx; null: nothing is.
+// `dweight` [C] and `dbias` [C] by way of `partial` [2,num_blocks,C]; null: nobody wants it.
 // Teams of 2^log_team warps, in blocks of 8; one of 16 warps is a block.
 extern "C" cudaError_t eet_norm_backward(void* dx, void* dweight, void* dbias, float* partial, const void* dy,
-                                         const void* x, const void* norm_weight, const float* mean, const float* scale,
-                                         int dtype, int T, int C, int log_team, int num_blocks, cudaStream_t stream) {
+                                         const void* x, const void* dresidual, const void* norm_weight,
+                                         const float* mean, const float* scale, int dtype, int T, int C, int log_team,
+                                         int num_blocks, cudaStream_t stream) {
   if (C % 8 || log_team > 4 || kChannels * 32 << log_team < C) return cudaErrorInvalidValue;
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto in = [](const void* p) { return static_cast<const Type*>(p); };
-    const Arguments<Type> a{static_cast<Type*>(dx), partial, in(dy), in(x), in(norm_weight), mean, scale,
+    const Arguments<Type> a{static_cast<Type*>(dx), partial, in(dy), in(x), in(dresidual), in(norm_weight), mean, scale,
                             T, C, log_team};
-    const auto launched = log_team > 3 ? launch<Type, 16> : launch<Type, 8>;
+    const auto launched = dresidual ? launch<Type, true> : launch<Type, false>;
     if (cudaError_t error = launched(a, num_blocks, stream)) return error;
     const eet::ColumnSums<Type> sums{{static_cast<Type*>(dweight), static_cast<Type*>(dbias)}, partial, num_blocks, C};
     return eet::sum_columns(sums, stream);

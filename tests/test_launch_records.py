@@ -7,6 +7,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,13 @@ def test_the_fused_choice_is_recorded(sanitize):
         calls = [launch.arguments for launch in launches if launch.launcher == name]
         assert all(call["x"] for call in calls), name
         assert any(call["best"] and call["rows"] for call in calls), name
+
+
+def test_norms_are_recorded_alone_and_with_a_residual(sanitize):
+    found = sanitize.record({}, [], ())
+    launches = [launch.arguments for call in found.calls for launch in call.launches]
+    kinds = {(each["dtype"], each["log_team"] > 3, bool(each["dresidual"])) for each in launches if "dresidual" in each}
+    assert kinds == {*product(range(3), (False, True), (False, True))}
 
 
 def test_blocks_of_many_weights_are_recorded(sanitize):

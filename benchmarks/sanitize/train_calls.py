@@ -32,7 +32,10 @@ def train_calls() -> Iterator[TrainCall]:
         yield from (_loss(words, dtype) for words in WORDS)
         yield from (_update(dtype, kind) for kind in ("adamw", "sgd", "sgd with momentum"))
         yield from (
-            _norm(*shape, dtype, biased) for shape in ((3, 64), (37, 520), (2, 8192)) for biased in (True, False)
+            _norm(*shape, dtype, biased, goes_on)
+            for shape in ((3, 64), (37, 520), (2, 8192))
+            for biased in (True, False)
+            for goes_on in (True, False)
         )
         yield from (_epilogue(37, F, act, dtype) for F in (8, 520) for act in (None, "gelu", "swiglu"))
         yield from (_embedded(T, 520, dtype) for T in (5, 200))
@@ -71,24 +74,27 @@ def _update(dtype: torch.dtype, kind: str, n: int = 4099) -> TrainCall:
     return TrainCall(f"{kind}/n{n} {dtype}", (weights, grads, moments, master, numbers), call)
 
 
-def _differentiated(op: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Any]:
+def _differentiated(op: Callable[..., Any], *inputs: Tensor) -> Callable[[], Any]:
     """Forward and backward."""
     leaves = [each.requires_grad_() for each in inputs]
 
     def call() -> Any:
-        out = op(*leaves)
-        return torch.autograd.grad(out, leaves, torch.ones_like(out))
+        made = op(*leaves)
+        outs = made if isinstance(made, tuple) else (made,)
+        return torch.autograd.grad(outs, leaves, [torch.ones_like(out) for out in outs])
 
     return call
 
 
-def _norm(T: int, C: int, dtype: torch.dtype, biased: bool) -> TrainCall:
+def _norm(T: int, C: int, dtype: torch.dtype, biased: bool, goes_on: bool) -> TrainCall:
+    """Alone, and where x goes on to a residual."""
+    norm: Any = train_norm.norm_passing_on if goes_on else train_norm.norm
     inputs = [torch.randn(*shape).to(dtype) for shape in ((T, C), (C,), (C,))[: 3 if biased else 2]]
 
-    def op(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return train_norm.norm(x, Norm(weight, bias, 1e-5), empty=autograd)
+    def op(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+        return norm(x, Norm(weight, bias, 1e-5), empty=autograd)
 
-    return TrainCall(f"norm/t{T}/c{C} {dtype}", tuple(inputs), _differentiated(op, *inputs))
+    return TrainCall(f"norm/t{T}/c{C}{'/on' * goes_on} {dtype}", tuple(inputs), _differentiated(op, *inputs))
 
 
 def _epilogue(T: int, F: int, act: str | None, dtype: torch.dtype) -> TrainCall:

@@ -21,6 +21,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.models.decoder import forward
 from eet_lab.models.weights import random_decoder
+from eet_lab.ops import pieces
 from eet_lab.ops.records import OPS
 from eet_lab.ops.types import Keys, TokenBuffer, fresh
 from eet_lab.parts import Ops, Parts
@@ -243,14 +244,13 @@ def around_each(ops: Ops, around: Callable[[str], AbstractContextManager]) -> Op
     """The same ops, each run within `around(the name of its slot)`; a meta trace is not."""
 
     def within(name: str, op: Callable) -> Callable:
-        @wraps(op)
         def run(*args: Any, **keywords: Any) -> Any:
             if any(isinstance(arg, torch.Tensor) and arg.is_meta for arg in args):
                 return op(*args, **keywords)
             with around(name):
                 return op(*args, **keywords)
 
-        return run
+        return wraps(op)(partial(run, **pieces.composed(op)[1]))  # its pieces are seen, and can be others
 
     return ops.wrapped(within)
 

@@ -13,6 +13,7 @@ from eet_lab.models import decoder, seq2seq
 from eet_lab.models.config import Config
 from eet_lab.ops import fits, pieces, reference
 from eet_lab.ops.noise import Dropout
+from eet_lab.ops.residuals import Residuals, passes_on
 from eet_lab.ops.types import Empty, autograd
 from eet_lab.parts import attend, kv_cache, launch, losses, memory, optimizers, passes, steps
 from eet_lab.parts import protocols as p
@@ -59,11 +60,21 @@ class Ops:
         return Ops(**{f.name: around(f.name, getattr(self, f.name)) for f in fields(self)})
 
     def differentiable(self, drop: Dropout | None) -> Ops:
-        """The same ops for a training pass: PyTorch chooses memory and differentiates, and some numbers are dropped."""
+        """The same ops for a training pass: PyTorch chooses memory and differentiates, and some numbers are dropped. A
+        norm that can add the residual's gradient to its own does so.
+        """
         bound = self.bind(autograd)
-        if drop is None:
+        if drop is not None:
+            bound = replace(bound, **{name: partial(getattr(bound, name), drop=drop) for name in DROPPING})
+        norm = passes_on(pieces.composed(self.norm_linear)[1].get("norm"))
+        if norm is None:
             return bound
-        return replace(bound, **{name: partial(getattr(bound, name), drop=drop) for name in DROPPING})
+        residuals = Residuals(norm)
+        return replace(
+            bound,
+            norm_linear=partial(bound.norm_linear, norm=residuals.norm),
+            linear_residual=partial(residuals.linear_residual, bound.linear_residual),
+        )
 
     def unfit(self, config: Config) -> str | None:
         """Why some of these ops do not take such a model, or None."""

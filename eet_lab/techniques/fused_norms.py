@@ -22,6 +22,9 @@ class FusedNorms(TrainingKernels):
     order. Kept from the forward pass are the rows as they came, with their mean and scale in fp32, 8 bytes a row; so a
     weight of 0 loses no gradient.
 
+    What a pre-norm layer norms goes on as a residual, too, and PyTorch adds the two gradients by a launch of its own.
+    With it, the norm's kernel reads the residual's gradient as well and adds it, in fp32, before it rounds once.
+
     Expect the norms' backward pass to come near the memory's bandwidth, which is a few percent of a step.
 
     Source: LightSeq2 (Wang et al., SC 2022) for the two sums; two stages for weight and bias as in Apex and

@@ -19,6 +19,7 @@ from eet_lab.models.decoder import mapped
 from eet_lab.ops import reference
 from eet_lab.ops.cuda import train_embedding, train_epilogue, train_norm
 from eet_lab.ops.noise import Dropout, token_keys
+from eet_lab.ops.residuals import Residuals
 from eet_lab.ops.types import Linear, Norm, all_kept, autograd
 from eet_lab.technique import Recipe
 from eet_lab.training import Example, Trainer
@@ -78,6 +79,28 @@ def test_norms(T, C, kind, dtype):
     x = made(T, C, dtype=dtype, std=std, mean=10.0 if kind == "shifted" else 0.2 * std, seed=1)
     inputs = [x, weight] if kind == "rms" else [x, weight, made(C, dtype=dtype, seed=2)]
     check(of(train_norm.norm), of(reference.norm), inputs, made(T, C, dtype=dtype, seed=3))
+
+
+@pytest.mark.parametrize("T, C", [*SHAPES, (25, 8), (1000, 1024), (9, 2048)])
+@pytest.mark.parametrize("kind", ["layer", "rms", "no gradient of what is normed"])
+def test_norms_whose_input_goes_on(T, C, kind, dtype):
+    """The gradient of x as it goes on is added to that of the norm, which alone may be all zeros."""
+    inputs = [made(T, C, dtype=dtype, mean=0.2, seed=1), made(C, dtype=dtype, std=0.3, mean=1.0)]
+    inputs += [] if kind == "rms" else [made(C, dtype=dtype, seed=2)]
+    dout = made(2 * T, C, dtype=dtype, seed=3)
+    if kind.startswith("no"):
+        dout[:T] = 0
+
+    def ours(x, weight, bias=None):
+        return torch.cat(train_norm.norm_passing_on(x, Norm(weight, bias, 1e-5), empty=autograd))
+
+    def plain(x, weight, bias=None):
+        return torch.cat((reference.norm(x, Norm(weight, bias, 1e-5), empty=autograd), x))
+
+    check(ours, plain, inputs, dout)
+    if kind.startswith("no"):
+        _, dx, *of_weights = run(ours, inputs, dout)
+        assert torch.equal(dx, dout[T:]) and not any(each.any() for each in of_weights)
 
 
 @pytest.mark.parametrize("act", ["gelu_tanh", "gelu", "relu", "silu", "tanh", "swiglu", "geglu"])
@@ -168,11 +191,11 @@ def test_embeddings(T, C, kind, dtype):
 def composed(x, weight, bias, norm_weight, norm_bias):
     """A layer's worth of pieces."""
     norm_w, w = Norm(norm_weight, norm_bias, 1e-5), Linear(weight, bias)
-    drop = dropout(len(x))
+    drop, residuals = dropout(len(x)), Residuals(train_norm.norm_passing_on)
     y = reference.norm_linear(
-        x, norm_w, w, "gelu", empty=autograd, norm=train_norm.norm, linear_act=train_epilogue.linear_act
+        x, norm_w, w, "gelu", empty=autograd, norm=residuals.norm, linear_act=train_epilogue.linear_act
     )
-    return train_epilogue.linear_residual(y, w, x, empty=autograd, drop=drop)
+    return residuals.linear_residual(train_epilogue.linear_residual, y, w, x, empty=autograd, drop=drop)
 
 
 def test_a_captured_pass_gives_the_same_bits(dtype):

@@ -1,0 +1,54 @@
+"""The residuals of pre-norm layers in training: a norm's backward pass adds their gradient to its own. T tokens,
+C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from eet_lab.ops.types import Empty, Linear, Norm
+
+Normed = TypeVar("Normed", bound=Callable)
+PassesOn = Callable[..., tuple[Tensor, Tensor]]
+"""A norm that also gives the x that it has read, [T,C] -> [T,C] and x: its backward pass gets both gradients."""
+
+
+def passed_on_by(norm: PassesOn) -> Callable[[Normed], Normed]:
+    """Declare the version of a norm that passes x on; a decorator."""
+
+    def tag(plain: Normed) -> Normed:
+        plain.passes_on = norm  # type: ignore[attr-defined]
+        return plain
+
+    return tag
+
+
+def passes_on(norm: Callable | None) -> PassesOn | None:
+    """The version of a norm that passes x on, or None."""
+    return getattr(norm, "passes_on", None)
+
+
+class Residuals:
+    """Those of one training pass: where x is normed, the residual is x as the norm has passed it on.
+
+    Then the norm alone reads x, and x has one gradient; else autograd adds two, by a kernel of its own. What a norm has
+    passed on is kept until the next op that adds a residual, or the next norm.
+    """
+
+    def __init__(self, norm: PassesOn) -> None:
+        self._norm = norm
+        self._passed: tuple[Tensor, Tensor] | None = None  # the last x that was normed, and what the norm made of it
+
+    def norm(self, x: Tensor, w: Norm, *, empty: Empty) -> Tensor:
+        """The piece `norm`."""
+        normed, on = self._norm(x, w, empty=empty)
+        self._passed = x, on
+        return normed
+
+    def linear_residual(self, op: Callable[..., Tensor], x: Tensor, w: Linear, residual: Tensor, **how: Any) -> Tensor:
+        """The op `linear_residual`, done by `op`. A residual that is not the last x that was normed stays as it is."""
+        passed, self._passed = self._passed, None
+        return op(x, w, passed[1] if passed is not None and passed[0] is residual else residual, **how)
