@@ -153,6 +153,10 @@ def gpu_calls(monkeypatch) -> Counter[str]:
             return True
 
     class Stream:
+        def __init__(self, device=None):
+            self.cuda_stream = 7
+            calls["stream"] += 1
+
         def wait_event(self, event):
             assert event.at is not None
             calls["wait_event"] += 1
@@ -161,6 +165,7 @@ def gpu_calls(monkeypatch) -> Counter[str]:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(stream, "_copy_stream", lambda index: Stream())
     monkeypatch.setattr(torch, "empty", lambda *shape, **options: zeros)
     return calls

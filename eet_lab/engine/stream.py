@@ -86,11 +86,15 @@ class PinnedRing:
         self._copied = [torch.cuda.Event(enable_timing=True) for _ in range(depth)]
         self._num_passes, self._depth = 0, depth
         self._waiting: deque[tuple[int, Tensor | None]] = deque()
-        self._copies = _copy_stream(device.index)
+        self._device, self._copies = device.index, _copy_stream(device.index)
+        self._current = torch.cuda.current_stream(device)
 
     def push(self, buffer: TokenBuffer, logprobs: Tensor | None) -> list[StepTokens]:
         arrived, rows = self._collect(keep=self._depth - 1), None
-        slot, current = self._num_passes % self._depth, torch.cuda.current_stream()
+        slot, current = self._num_passes % self._depth, self._current
+        # torch.cuda.current_stream takes Python longer than the launch of a graph (LOG).
+        if torch._C._cuda_getCurrentRawStream(self._device) != current.cuda_stream:
+            current = self._current = torch.cuda.current_stream(self._device)
         self._launched[slot].record(current)
         self._copies.wait_event(self._launched[slot])
         torch.cuda.set_stream(self._copies)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -84,7 +84,7 @@ class Ops:
         """Why some of these ops do not train weights of such a type, or None."""
         return fits.told(fits.untrainable(getattr(self, f.name), dtype) for f in fields(self))
 
-    @property
+    @cached_property
     def kernels(self) -> tuple[str, ...]:
         """The CUDA sources that these ops need built, in order and without repetition."""
         needed = (name for f in fields(self) for name in pieces.kernels(getattr(self, f.name)))
