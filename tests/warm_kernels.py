@@ -102,10 +102,12 @@ def begin(asked: socket.socket) -> None:
     os.chdir(told["folder"])
     threading.Thread(target=end_with, args=(asked,), daemon=True).start()
     from ipykernel.kernelapp import launch_new_instance
+    from ipywidgets import register_comm_target
 
     from eet_lab.bench import timing
 
     timing.LEAST_PAIRS = timing.MOST_ROUNDS = int(os.environ.get(ROUNDS, timing.LEAST_PAIRS))
+    register_comm_target()  # ipywidgets does so where it is imported in a kernel
     sys.argv = ["ipykernel_launcher", *told["words"], f"--IPKernelApp.parent_handle={os.getppid()}"]
     launch_new_instance()
     os._exit(0)

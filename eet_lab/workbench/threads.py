@@ -22,21 +22,9 @@ from eet_lab.errors import EETError
 from eet_lab.figures.script import all_widgets
 from eet_lab.progress import Cancel
 from eet_lab.words import plain
+from eet_lab.workbench.again import RUN_AGAIN, ShowAgain
 
 TICK_S = 0.1
-RUN_AGAIN = """<style>
-.jp-OutputArea:not(:has(> * > .jp-OutputArea-output.jupyter-widgets)) > .jp-OutputArea-child:has(> * > .eet-run-again) {
-  display: none }
-.jp-OutputArea:has(> * > * > .eet-run-again) > * > .jp-OutputArea-output.jupyter-widgets { display: none }
-</style>
-<p class="eet-run-again" role="status">This page is gone with its kernel. Run its cell again: click the line above it,
-and press Shift+Enter. Runs that were kept come back.</p>"""
-"""An output of its own, seen only in place of ipywidgets' "model not found".
-
-Such an output has the class `jupyter-widgets` itself; else what stands in it has. Only children are asked for, so that
-a browser does not look through all of a page of figures after each change of it; and what a rule hides has a class in
-it: a browser gives new styles to all below an output, with each token, where only `:has` says what a rule is about.
-"""
 
 
 class UiThread:
@@ -66,7 +54,7 @@ class UiThread:
         if self._closing.is_set():
             return
         self._end_threads()
-        for widget in all_widgets(self._box):
+        for widget in [*all_widgets(self._box), self._again]:
             widget.close()
 
     def _end_threads(self) -> None:
@@ -86,7 +74,7 @@ class UiThread:
 
     def _open(self, box: W.DOMWidget) -> None:
         """Take its place, with all there is to turn."""
-        self._box, self._closing = box, threading.Event()
+        self._box, self._again, self._closing = box, ShowAgain(), threading.Event()
         self._ui = threading.Thread(target=self._loop, name="eet-ui", daemon=True)
         type(self)._opened = self
 

@@ -59,6 +59,10 @@ TOP_LINES = """() => [...document.querySelectorAll('.eet-stream-body')].map((bod
   const line = parseFloat(getComputedStyle(body).lineHeight);
   return [body.scrollTop, body.scrollTop % line, line]; })"""
 """How far each prompt's text is scrolled, how much of that cuts a line, and a line's height."""
+LOOKS_SELDOM = """(() => { const wait = window.setTimeout;
+  window.setTimeout = (call, ms, ...given) => wait(call, ms === 100 ? 6000 : ms, ...given); })()"""
+"""An output looks for its widget every 100 ms for two seconds: what comes since its last look is not shown."""
+UNCHANGED = "() => !window.jupyterapp.shell.currentWidget.context.model.dirty"
 ANSWER_BELOW = """() => { const [answer, live] = ['.eet-answer', '.eet-live'].map((name) =>
   document.querySelector(name).getBoundingClientRect().top); return answer - live; }"""
 """How far the answer stands below the live charts, wherever the page is scrolled."""
@@ -171,6 +175,21 @@ def test_choose_run_stop_compare_and_reload(bench: Any) -> None:
     until_busy(page)
     page.keyboard.press("Escape")
     until_ready(page, 20)
+
+
+def test_a_page_that_was_given_up_is_shown_again(bench: Any) -> None:
+    page = bench.page
+    bench.command("docmanager:save")
+    page.wait_for_function(UNCHANGED)
+    page.add_init_script(LOOKS_SELDOM)
+    with page.expect_console_message(lambda said: "widget model not found" in said.text, timeout=60_000):
+        page.reload()
+    page.wait_for_selector(".eet-bar", timeout=20_000)
+    assert page.locator(".eet-bar").count() == 1
+    assert not page.get_by_text("Run its cell again").is_visible()
+    assert page.evaluate(UNCHANGED), "a notebook that nobody changed is not asked to be saved"
+    until_ready(page)
+    run_again(bench)
 
 
 def test_kept_runs_outlive_the_cell_and_the_kernel(bench: Any) -> None:

@@ -1,0 +1,32 @@
+"""What a cell shows in place of a page that does not come, and the script that shows one that was given up too soon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anywidget
+
+from eet_lab.figures.script import compact
+
+RUN_AGAIN = """<style>
+.jp-OutputArea:not(:has(> * > .jp-OutputArea-output.jupyter-widgets)) > .jp-OutputArea-child:has(> * > .eet-run-again) {
+  display: none }
+.jp-OutputArea:has(> * > * > .eet-run-again) > * > .jp-OutputArea-output.jupyter-widgets { display: none }
+</style>
+<p class="eet-run-again" role="status">This page is gone with its kernel. Run its cell again: click the line above it,
+and press Shift+Enter. Runs that were kept come back.</p>"""
+"""An output of its own, seen only in place of ipywidgets' "model not found".
+
+Such an output has the class `jupyter-widgets` itself; else what stands in it has. Only children are asked for, so that
+a browser does not look through all of a page of figures after each change of it; and what a rule hides has a class in
+it: a browser gives new styles to all below an output, with each token, where only `:has` says what a rule is about.
+"""
+
+
+class ShowAgain(anywidget.AnyWidget):
+    """Shows a page that JupyterLab has given up although its widgets are there: what its script does tells why.
+
+    It is drawn nowhere: the script runs when its model comes, in each page of a browser.
+    """
+
+    _esm = compact(Path(__file__).parent / "views" / "again.js")
