@@ -200,7 +200,7 @@ def test_rows_whose_tokens_lie_in_another_order_than_their_slots(decoder, alone,
 class Lagging:
     """A stream that is up to 8 passes behind, as a GPU's is."""
 
-    def __init__(self, clock, device, num_rows):
+    def __init__(self, clock, device, num_rows, lead_ms):
         self._clock, self._waiting, self._draw, self._num_passes = clock, deque(), random.Random(0), 0
 
     def push(self, state, logprobs):

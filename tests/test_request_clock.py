@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import replace
+from math import inf
 
 import pytest
 import torch
@@ -182,7 +183,7 @@ def test_times_of_a_gpu_are_those_of_the_request(gpu_calls, slow, pass_time):
     clock = RequestClock()
     pass_time(LONG_S / 4)
     clock.once(slow(lambda: True))
-    ring = stream.open_stream(clock, torch.device("cuda", 0), num_rows=2)
+    ring = stream.open_stream(clock, torch.device("cuda", 0), num_rows=2, lead_ms=inf)
     clock.once(slow(lambda: True))
     pass_time(LONG_S / 4)
     [step] = [*ring.push(logged(*[1] * 16), None), *ring.drain()]
@@ -192,7 +193,7 @@ def test_times_of_a_gpu_are_those_of_the_request(gpu_calls, slow, pass_time):
 
 def test_the_host_asks_a_gpu_little_for_each_step(gpu_calls):
     """A small model's step is over before the host has made a dozen calls; and all that is told comes in its order."""
-    ring, told = stream.open_stream(RequestClock(), torch.device("cuda", 0), num_rows=2), []
+    ring, told = stream.open_stream(RequestClock(), torch.device("cuda", 0), num_rows=2, lead_ms=inf), []
     gpu_calls.clear()
     for number in range(40):
         told += ring.push(logged(*range(number - number % 16, number - number % 16 + 16)), None)

@@ -168,13 +168,14 @@ def test_naive_batching_of_mixed_lengths_loses_to_none_and_packing_wins():
 
 
 def test_who_comes_waits_for_the_passes_that_the_device_was_given():
-    """Pass i is planned once pass i - 3 has been read; without passes ahead, once the one before it has."""
-    traffic, policy = traffic_of((0, 4, 9), (5, 4, 2), (200, 4, 1)), ContinuousBatching(max_rows=4, budget=64, chunk=64)
-    for ahead, first in ((0, [10, 20, 210]), (2, [10, 40, 210])):
-        table = replace(decoder_cost(lambda extra, rows, kv: 10.0), ahead=ahead)
+    """Which are none without passes ahead, one of long ones, and as many as take 4 ms of short ones."""
+    policy = ContinuousBatching(max_rows=4, budget=64, chunk=64)
+    for ahead, pass_ms, first in ((0, 10, 20), (8, 10, 30), (8, 4, 12), (8, 2, 6), (2, 1, 6), (8, 1, 8)):
+        traffic = traffic_of((0, 4, 20), (2.5 if pass_ms == 1 else pass_ms / 2, 4, 2), (50 * pass_ms, 4, 1))
+        table = replace(decoder_cost(lambda extra, rows, kv, pass_ms=pass_ms: float(pass_ms)), ahead=ahead)
         served = simulate_traffic(traffic, policy, table)
-        assert served.first_ms.tolist() == first
-        assert served.last_ms.tolist() == [90, first[1] + 10, 210]
+        assert served.first_ms.tolist() == [pass_ms, first, 51 * pass_ms], (ahead, pass_ms)
+        assert served.last_ms.tolist() == [20 * pass_ms, first + pass_ms, 51 * pass_ms]
     with pytest.raises(CostError, match="ahead is -1"):
         replace(table, ahead=-1)
 
@@ -183,7 +184,7 @@ def test_the_host_launches_the_next_pass_while_the_device_computes():
     """What has ended is read when the host has launched another; a pass of a slow host ends no sooner than that."""
     traffic, policy = traffic_of((0, 4, 4)), ContinuousBatching(max_rows=4, budget=64, chunk=64)
     table = replace(decoder_cost(lambda extra, rows, kv: 10.0), ahead=2)
-    for host, begin, first, last in ((4.0, [0, 10, 20, 30], 12, 40), (15.0, [0, 15, 30, 45], 15, 60)):
+    for host, begin, first, last in ((4.0, [0, 10, 20, 30], 10, 40), (15.0, [0, 15, 30, 45], 15, 60)):
         of_host = decoder_cost(lambda extra, rows, kv, host=host: host).times
         served = simulate_traffic(traffic, policy, replace(table, host=of_host))
         assert served.passes.begin_ms.tolist() == begin

@@ -39,7 +39,7 @@ from eet_lab.ops.types import Batch
 from eet_lab.parts import Parts
 from eet_lab.parts.staging import Staging
 from eet_lab.progress import Cancel
-from eet_lab.scheduling import Request, Schedule
+from eet_lab.scheduling import LEAD_MS, Request, Schedule
 from eet_lab.scheduling.whole import MOST, check_whole
 
 MOST_SLOTS = 16
@@ -55,11 +55,11 @@ class Engine(BaseEngine[Decoder]):
     """
 
     network: ClassVar[type] = Decoder
+    lead_ms: float = LEAD_MS  # of passes that a GPU is given at a time, where requests join
 
     def __init__(self, model: Decoder, parts: Parts | None = None, task: Task = next_tokens) -> None:
-        name = type(self).__name__
-        check_model(name, model, (self.network,), "demo")
-        check_parts(name, parts, "all")
+        check_model(type(self).__name__, model, (self.network,), "demo")
+        check_parts(type(self).__name__, parts, "all")
         for change in parts.weights if parts else ():
             model = change(model)
         super().__init__(model, parts)
@@ -141,8 +141,8 @@ class Engine(BaseEngine[Decoder]):
     def step(self) -> list[NewToken]:
         """One pass for all requests in flight; returns the tokens that have come to the host meanwhile.
 
-        A GPU is up to 8 passes ahead of the host. Without anything to read, it waits for what is on its way; without
-        requests it returns []. Errors: OutOfMemory, after which no request is in flight, and each has what it got.
+        A GPU is up to 8 passes, of `lead_ms` in all, ahead of the host. With nothing to read, it waits for what is on its
+        way; without requests it returns []. Errors: OutOfMemory, after which none is in flight; each has what it got.
         """
         if self._slots is None:
             return []

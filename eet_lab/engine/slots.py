@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
+from math import inf
 from threading import current_thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -90,7 +91,8 @@ class Slots:
         self.clock, self._choice, self._tells_logprobs = clock, Choice.GREEDY, False
         if self.is_batch or not ran_last:
             self._choices = shape.choices
-        self._stream = open_stream(clock, engine.model.device, self.num_slots)
+        lead_ms = inf if self.is_batch else engine.lead_ms  # nobody comes to a batch
+        self._stream = open_stream(clock, engine.model.device, self.num_slots, lead_ms)
         if self.is_batch or not ran_last:
             cache.open(shape.num_pad, self.capacity, shape.ends)
         if not ran_last:

@@ -12,12 +12,10 @@ from torch import Tensor
 from eet_lab.engine.clock import RequestClock
 from eet_lab.ops.types import TokenBuffer
 from eet_lab.scheduling import Request
+from eet_lab.scheduling.run_ahead import RunAhead
 
 AHEAD = 8
-"""The most passes that a GPU is given before the host has read the first of them.
-
-The fewer they are, the sooner a request that has just come is read; the more, the longer the host may be away.
-"""
+"""The most passes that a GPU is given before the host has read the first of them."""
 
 
 class StepTokens(NamedTuple):
@@ -66,14 +64,14 @@ class HostStream:
 
 
 class PinnedRing:
-    """Pinned slots with an event each: the host runs at most `depth` steps ahead and never waits for the newest.
+    """Pinned slots with an event each: the host is as many steps ahead as `run_ahead` says.
 
     A copy between two steps would hold up the second, so copies have a stream of their own.
     What they read stays as it is: the buffer's log has more rows than the host may be steps behind.
     Events and views are made once: a small model's step takes the device no longer than they take the host (LOG).
     """
 
-    def __init__(self, clock: RequestClock, device: torch.device, num_rows: int, depth: int = AHEAD) -> None:
+    def __init__(self, clock: RequestClock, device: torch.device, num_rows: int, run_ahead: RunAhead) -> None:
         """The first step is the token buffer's first pass.
 
         Nothing of the request is on the device yet, so both clocks agree where the stream has nothing else to do.
@@ -81,17 +79,17 @@ class PinnedRing:
         self._start = torch.cuda.Event(enable_timing=True)
         self._start.record()
         self._clock, self._before_ms = clock, clock.since_ms()
-        self._slots = torch.empty(depth, num_rows, dtype=torch.long, pin_memory=True).unbind()
-        self._launched = [torch.cuda.Event() for _ in range(depth)]
-        self._copied = [torch.cuda.Event(enable_timing=True) for _ in range(depth)]
-        self._num_passes, self._depth = 0, depth
+        self._slots = torch.empty(AHEAD, num_rows, dtype=torch.long, pin_memory=True).unbind()
+        self._launched = [torch.cuda.Event() for _ in range(AHEAD)]
+        self._copied = [torch.cuda.Event(enable_timing=True) for _ in range(AHEAD)]
+        self._num_passes, self._run_ahead = 0, run_ahead
         self._waiting: deque[tuple[int, Tensor | None]] = deque()
         self._device, self._copies = device.index, _copy_stream(device.index)
         self._current = torch.cuda.current_stream(device)
 
     def push(self, buffer: TokenBuffer, logprobs: Tensor | None) -> list[StepTokens]:
-        arrived, rows = self._collect(keep=self._depth - 1), None
-        slot, current = self._num_passes % self._depth, self._current
+        arrived, rows = self._collect(launched=1), None
+        slot, current = self._num_passes % AHEAD, self._current
         # torch.cuda.current_stream takes Python longer than the launch of a graph (LOG).
         if torch._C._cuda_getCurrentRawStream(self._device) != current.cuda_stream:
             current = self._current = torch.cuda.current_stream(self._device)
@@ -111,19 +109,22 @@ class PinnedRing:
         return arrived
 
     def drain(self) -> list[StepTokens]:
-        return self._collect(keep=0)
+        return self._collect(launched=AHEAD)
 
-    def _collect(self, keep: int) -> list[StepTokens]:
+    def _collect(self, launched: int) -> list[StepTokens]:
+        """Take what is there, and wait until there is room for so many that were launched, or nothing left."""
         arrived = []
         while self._waiting:
             slot, rows = self._waiting[0]
             copied = self._copied[slot]
             if not copied.query():
-                if len(self._waiting) <= keep:
+                if len(self._waiting) + launched <= self._run_ahead.passes:
                     break
                 copied.synchronize()
             self._waiting.popleft()
-            t_ms = self._before_ms + self._start.elapsed_time(copied) - self._clock.setup_ms
+            since_ms = self._start.elapsed_time(copied)
+            self._run_ahead.read(since_ms)
+            t_ms = self._before_ms + since_ms - self._clock.setup_ms
             arrived.append(StepTokens(self._slots[slot].tolist(), t_ms, None if rows is None else rows.tolist()))
         return arrived
 
@@ -133,11 +134,12 @@ def _copy_stream(device_index: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device_index)
 
 
-def open_stream(clock: RequestClock, device: torch.device, num_rows: int) -> TokenStream:
-    """The stream that suits the device; opened before any work there."""
-    return PinnedRing(clock, device, num_rows) if passes_ahead(device) else HostStream(clock)
+def open_stream(clock: RequestClock, device: torch.device, num_rows: int, lead_ms: float) -> TokenStream:
+    """The stream that suits the device; opened before any work there. `lead_ms`: how far the host may be ahead."""
+    most = passes_ahead(device)
+    return PinnedRing(clock, device, num_rows, RunAhead(most, lead_ms)) if most else HostStream(clock)
 
 
 def passes_ahead(device: torch.device) -> int:
-    """How many passes a device is given before the host has read the first of them."""
+    """How many passes a device is given at most before the host has read the first of them."""
     return AHEAD if device.type == "cuda" else 0

@@ -15,11 +15,13 @@ from eet_lab.scheduling.policies import (
 )
 from eet_lab.scheduling.prefix_caching import SharedPageLedger
 from eet_lab.scheduling.request import Request, Row, TokenLogprobs
+from eet_lab.scheduling.run_ahead import LEAD_MS
 from eet_lab.scheduling.schedule import LEFT_PADDED, PACKED, TOKEN_BY_TOKEN, UP_TO_THE_SHORTEST, Schedule
 from eet_lab.scheduling.scheduler import Scheduler
 
 __all__ = [
     "HIDDEN",
+    "LEAD_MS",
     "LEFT_PADDED",
     "PACKED",
     "POLICIES",

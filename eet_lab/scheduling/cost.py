@@ -165,8 +165,8 @@ class DecoderCost:
 
     On a GPU these are the times of the device alone, and `host` has those for which the host lays a pass out and
     launches it, in the same places: a pass ends when both are done, and the host goes on to the next one at once.
-    `ahead` is how many passes the device is given before the host has read the first of them: a request waits for
-    those, too. Without `host`, as on a CPU, `times` have it all.
+    `ahead` is how many passes the device is given at most before the host has read the first of them (`RunAhead`): a
+    request waits for those, too. Without `host`, as on a CPU, `times` have it all.
     """
 
     kind: ClassVar[str] = "decoder"

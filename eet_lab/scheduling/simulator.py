@@ -19,6 +19,7 @@ from eet_lab.scheduling.policy import Plan, Policy
 from eet_lab.scheduling.queued import Queue, Queued
 from eet_lab.scheduling.record import Record
 from eet_lab.scheduling.request import Request
+from eet_lab.scheduling.run_ahead import RunAhead
 from eet_lab.scheduling.scheduler import Scheduler
 from eet_lab.scheduling.served import Served
 from eet_lab.scheduling.traffic import Traffic
@@ -99,10 +100,10 @@ def _generate_groups(queue: Queue, policy: Policy, cost: DecoderCost, record: Re
 def _join(queue: Queue, policy: Policy, cost: DecoderCost, record: Record, ledger: Ledger) -> int:
     """A decoder whose requests join while others run; how many gave way for others.
 
-    The host is busy for `cost.host_ms` with a pass, and then reads those that have ended. It plans the next one once it
-    has read the one that is `cost.ahead` before the last.
+    The host is busy for `cost.host_ms` with a pass, and then reads those that have ended. It plans the next one once no
+    more are left to read than it may be ahead.
     """
-    scheduler = Scheduler(policy.schedule, ledger, MOST)
+    scheduler, run_ahead = Scheduler(policy.schedule, ledger, MOST), RunAhead(cost.ahead)
     generating, ahead = _Generating(scheduler, cost, record), deque[_Launched]()
     while True:
         queue.admit()
@@ -114,16 +115,17 @@ def _join(queue: Queue, policy: Policy, cost: DecoderCost, record: Record, ledge
             launched = generating.launched(queue.now_ms, ahead[-1].end_ms if ahead else 0.0)
             ahead.append(launched)
             queue.now_ms = launched.host_ms
-            if len(ahead) > cost.ahead:
-                queue.now_ms = max(queue.now_ms, ahead[0].end_ms)
         elif ahead:
             queue.now_ms = max(queue.now_ms, ahead[-1].end_ms)
         elif queue.waiting or queue.next_ms < inf:
             queue.wait(plan, policy)
         else:
             return scheduler.num_preempted
-        while ahead and ahead[0].end_ms <= queue.now_ms:
-            generating.read(ahead.popleft(), queue.now_ms)
+        while ahead and (ahead[0].end_ms <= queue.now_ms or len(ahead) > run_ahead.passes):
+            done = ahead.popleft()
+            queue.now_ms = max(queue.now_ms, done.end_ms)
+            generating.read(done, queue.now_ms)
+            run_ahead.read(done.end_ms)
 
 
 class _Launched(NamedTuple):
