@@ -113,7 +113,7 @@ __device__ void rotate_newest(const eet::Rotation<T>& rotation, const eet::Prepa
 // Needs    sm_90; D 64 or 128; one token a row; bounds are read on the device
 // Numerics scores, softmax and sums in fp32; weights are rounded to T for the tensor cores
 // Source   ours; Dao et al. 2023, Flash-Decoding
-template <typename T, int kDim, bool kPaged>
+template <typename T, int kDim, bool kPaged, bool kRotates>
 __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
     stream_attention_kernel(const __grid_constant__ StreamArgs<T> a) {
   using Stage = StageOf<kDim>;
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
   eet::let_next_begin();
   __shared__ float2 stats[kWarps<kDim>][kHeads];
   __shared__ uint4 newest_chunks[2 * kChunks];  // of the newest key, then of its value
-  __shared__ eet::PreparedRotation<T, kDim> prepared;
+  __shared__ eet::PreparedRotation<T, kRotates ? kDim : 32> prepared;
   __shared__ uint64_t counter;
   const int b = blockIdx.z, kv = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int cluster = 1 << a.log_cluster, rank = blockIdx.x & (cluster - 1);
@@ -136,8 +136,7 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
   const int newest = int(a.columns[int64_t(b) * a.column_stride]), begin = min(int(a.num_pad[b]), newest);
   merge.open();
   if (threadIdx.x == kReaders) ring.init(kWarps<kDim>);
-  const bool rotates = a.rotation.exists();
-  if (rotates) a.rotation.prepare(b, prepared);
+  if constexpr (kRotates) a.rotation.prepare(b, prepared);
   __syncthreads();
 
   // Stages begin at multiples of their length; the blocks of a cluster take turns.
@@ -164,7 +163,7 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
   if (has_newest && lane < 2 * kChunks) {
     newest_chunks[lane] = eet::load(new_key + lane / kChunks * a.G * kDim + lane % kChunks * 8);
   }
-  if (rotates) {
+  if constexpr (kRotates) {
     w.rotate_query(a.rotation, prepared);
     if (has_newest) rotate_newest(a.rotation, prepared, newest_chunks);
   }
@@ -229,7 +228,9 @@ cudaError_t launch_stream(StreamArgs<T> a, int B, int seen, int cluster, int sha
   a.num_stages = (shared_bytes - merged) / eet::Ring::bytes(1, Stage::kBytes);
   if (a.num_stages < 1) return cudaErrorInvalidValue;
   const int bytes = merged + eet::Ring::bytes(a.num_stages, Stage::kBytes), threads = kWarps<kDim> * 32 + 32;
-  const auto kernel = stream_attention_kernel<T, kDim, kPaged>;
+  // A kernel of its own where nothing is rotated: a third fewer instructions to fetch, in each layer (LOG).
+  const auto kernel = a.rotation.exists() ? stream_attention_kernel<T, kDim, kPaged, true>
+                                          : stream_attention_kernel<T, kDim, kPaged, false>;
   return eet::launch(kernel, {dim3(parts * cluster, a.G, B), threads, bytes, stream, cluster, dependent}, a);
 }
 
