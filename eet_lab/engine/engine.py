@@ -141,9 +141,8 @@ class Engine(BaseEngine[Decoder]):
     def step(self) -> list[NewToken]:
         """One pass for all requests in flight; returns the tokens that have come to the host meanwhile.
 
-        A GPU is up to 8 passes, of `lead_ms` in all, ahead of the host. With nothing to read, it waits for what is on
-        its way; without requests it returns []. Errors: OutOfMemory, after which none is in flight, and each has what
-        it got.
+        A GPU is up to 8 passes, `lead_ms` in all, ahead of the host. With nothing to read, it waits for what is on its
+        way; without requests it returns []. Errors: OutOfMemory: then none is in flight, and each has what it got.
         """
         if self._slots is None:
             return []
