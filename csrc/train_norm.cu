@@ -25,7 +25,7 @@ struct Arguments {
 
 // What a thread has of the rows that it walks down: 16 channels of dy and x, of the weight and, where there is one, of
 // the residual's gradient, in shared memory that no other thread reads. So a row is asked for ahead of time without a
-// register, and without a barrier when it has arrived. Three arrays take the memory of two, and are a row less ahead.
+// register, and without a barrier when it has arrived. Three arrays take the memory of two, and have one row fewer on its way.
 template <typename T, int kWarps, bool kAdds>
 class Ring {
  public:

@@ -132,14 +132,15 @@ def test_what_is_passed_on_is_kept_until_it_is_taken(noted):
     def op(x, w, residual, **how):
         taken.append((residual, how))
 
+    adds = partial(residuals.linear_residual, linear_residual=op)
     residuals.norm(first, w, empty=autograd)
-    residuals.linear_residual(op, second, w, first, empty=autograd)  # which the norm passed on
-    residuals.linear_residual(op, second, w, first, drop=1)  # and that only once
+    adds(second, w, first, empty=autograd)  # which the norm passed on
+    adds(second, w, first, drop=1)  # and that only once
     residuals.norm(first, w, empty=autograd)
-    residuals.linear_residual(op, second, w, second)  # another
+    adds(second, w, second)  # another
     residuals.norm(first, w, empty=autograd)
     residuals.norm(second, w, empty=autograd)
-    residuals.linear_residual(op, second, w, first)  # one before the last
+    adds(second, w, first)  # one before the last
     (on, how), *others = taken
     assert on is not first and on.data_ptr() == first.data_ptr() and how == {"empty": autograd}
     assert [each for each, _ in others] == [first, second, first] and others[0][1] == {"drop": 1}

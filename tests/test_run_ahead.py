@@ -1,14 +1,29 @@
-"""How far the host may be ahead of its device."""
+"""How far the host is ahead of its device: the rule, the ring that waits by it, and the simulator, which has it too."""
 
 from __future__ import annotations
 
+import random
+from itertools import pairwise
 from math import inf
 
+import numpy as np
 import pytest
+import torch
+from cost_tables import decoder_cost
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eet_lab.scheduling.run_ahead import LEAD_MS, RunAhead
+from eet_lab.engine import slots, stream
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.models import load
+from eet_lab.ops.types import TokenBuffer
+from eet_lab.scheduling import LEAD_MS, ContinuousBatching, Traffic, simulate_traffic
+from eet_lab.scheduling.run_ahead import RunAhead
+from eet_lab.serving.profile import profile
+from eet_lab.technique import Recipe
+
+JOINING = "pre_padding,mask_removal,memory_reuse,packed_prefill,continuous_batching:rows=4:budget=64:chunk=64"
 
 
 @pytest.mark.parametrize(
@@ -17,16 +32,152 @@ from eet_lab.scheduling.run_ahead import LEAD_MS, RunAhead
 def test_a_device_has_passes_of_four_milliseconds_to_do(pass_ms, passes):
     ahead = RunAhead(8)
     assert ahead.passes == 1, "of a pass that was never seen"
-    for number in range(1, 4):
-        ahead.read(number * pass_ms)
-        assert ahead.passes == passes and (passes == 8 or (passes - 1) * pass_ms < LEAD_MS <= passes * pass_ms)
+    ahead.read(pass_ms)
+    assert ahead.passes == passes and (passes == 8 or (passes - 1) * pass_ms < LEAD_MS <= passes * pass_ms)
 
 
 @given(st.integers(0, 64), st.lists(st.floats(0.0, 1e3), max_size=20), st.sampled_from([LEAD_MS, 1.0, inf]))
 def test_it_is_never_without_one_where_there_is_a_device(most, passes, lead_ms):
-    ahead, end_ms = RunAhead(most, lead_ms), 0.0
+    ahead = RunAhead(most, lead_ms)
     for pass_ms in passes:
         assert min(most, 1) <= ahead.passes <= most
         assert ahead.passes == most or lead_ms < inf
-        end_ms += pass_ms
-        ahead.read(end_ms)
+        ahead.read(pass_ms)
+
+
+class PlayedGpu:
+    """A host and a GPU with a clock of their own: a pass takes the time that it is told to, one after the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ms = self.end_ms = 0.0
+        gpu = self
+
+        class Event:
+            def __init__(self, enable_timing=False):
+                self.at_ms = None
+
+            def record(self, stream=None):
+                self.at_ms = max(gpu.end_ms, gpu.now_ms)
+
+            def query(self):
+                return self.at_ms <= gpu.now_ms
+
+            def synchronize(self):
+                gpu.now_ms = max(gpu.now_ms, self.at_ms)
+
+            def elapsed_time(self, other):
+                assert other.query(), "an event is read once it is there"
+                return float(np.float32(other.at_ms - self.at_ms))
+
+        class Stream:
+            cuda_stream = 7
+
+            def __init__(self, device=None):
+                pass
+
+            def wait_event(self, event):
+                assert event.at_ms is not None
+
+        class Clock:
+            setup_ms = 0.0
+
+            def since_ms(self):
+                return 0.0
+
+        empty = torch.empty
+        for name, fake in (("Event", Event), ("current_stream", Stream), ("set_stream", lambda stream: None)):
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+        monkeypatch.setattr(stream, "_copy_stream", lambda index: Stream())
+        monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **how: empty(*shape, **how))
+        self._clock, self._num_passes = Clock(), 0
+        self._buffer = TokenBuffer(*[torch.zeros(0)] * 8)._replace(log=torch.zeros(16, 1, dtype=torch.long))
+
+    def open(self, lead_ms: float) -> stream.TokenStream:
+        self._num_passes = 0
+        return stream.open_stream(self._clock, torch.device("cuda", 0), 1, lead_ms)
+
+    def run(self, ring: stream.TokenStream, host_ms: float, pass_ms: float) -> list[stream.StepTokens]:
+        """The next pass, whose token is its number; what the host reads then."""
+        self._buffer.log[self._num_passes % 16] = self._num_passes
+        self._num_passes += 1
+        self.now_ms += host_ms
+        self.end_ms = max(self.end_ms, self.now_ms) + pass_ms
+        return ring.push(self._buffer, None)
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> PlayedGpu:
+    return PlayedGpu(monkeypatch)
+
+
+@pytest.mark.parametrize("lead_ms", [LEAD_MS, 1.0, inf])
+def test_a_ring_tells_all_in_order_however_far_the_host_is_ahead(gpu, lead_ms):
+    for seed in range(40):
+        draw, ring, told, num = random.Random(seed), gpu.open(lead_ms), [], 0
+        for num in range(1, draw.randrange(2, 120)):
+            told += gpu.run(ring, draw.choice([0.05, 0.1, 1, 6]), draw.choice([0.1, 0.5, 1, 2, 5, 30]))
+            if draw.random() < 0.03:
+                told += ring.drain()
+                assert len(told) == num
+            assert num - len(told) <= stream.AHEAD
+        told += ring.drain()
+        assert [step.ids for step in told] == [[number] for number in range(num)]
+        assert all(one.t_ms <= other.t_ms for one, other in pairwise(told))
+
+
+def test_the_host_waits_until_no_more_passes_are_left_to_do(gpu):
+    """Of the lead's time; where nobody comes, all that the ring holds."""
+    for lead_ms, pass_ms, left in ((LEAD_MS, 2.2, 2), (LEAD_MS, 10.0, 1), (LEAD_MS, 0.3, 8), (inf, 10.0, 8)):
+        ring = gpu.open(lead_ms)
+        unread = [1 - len(gpu.run(ring, 0.01, pass_ms))]
+        for _ in range(60):
+            unread.append(unread[-1] + 1 - len(gpu.run(ring, 0.01, pass_ms)))
+        assert max(unread) == unread[-1] == left, (lead_ms, pass_ms)
+        ring.drain()
+
+
+def test_days_of_passes_are_timed_as_well_as_the_first(gpu):
+    """CUDA tells times as float32, which has steps of 4 ms after ten hours."""
+    ring = gpu.open(LEAD_MS)
+    told = gpu.run(ring, 0.1, 3.6e7)
+    for _ in range(40):
+        told += gpu.run(ring, 0.1, 2.2)
+    told += ring.drain()
+    apart = np.diff([step.t_ms for step in told[1:]])
+    assert apart == pytest.approx(2.2, abs=1e-3)
+
+
+@pytest.mark.parametrize(("host_ms", "pass_ms"), [(0.1, 2.2), (0.1, 0.5), (3.0, 2.2), (0.3, 5.0), (0.2, 1.0)])
+def test_the_simulator_is_as_far_ahead_as_an_engine(gpu, host_ms, pass_ms):
+    """One request and its 40 passes: when the device begins each."""
+    times = decoder_cost(lambda extra, rows, kv: pass_ms)
+    table = type(times)(
+        times.extras, times.rows, times.kv, times.times, times.source, stream.AHEAD,
+        decoder_cost(lambda extra, rows, kv: host_ms).times,
+    )  # fmt: skip
+    arrival, one, many = np.zeros(1), np.array([4]), np.array([40])
+    served = simulate_traffic(Traffic(arrival, one, many), ContinuousBatching(max_rows=4, budget=64, chunk=64), table)
+    ring, begin, planned = gpu.open(LEAD_MS), [], []
+    for _ in range(40):
+        planned.append(gpu.now_ms)
+        gpu.run(ring, host_ms, pass_ms)
+        begin.append(gpu.end_ms - pass_ms)
+    assert np.diff(served.passes.begin_ms) == pytest.approx(np.diff(begin), abs=1e-9)
+    assert served.first_ms[0] == pytest.approx(max(planned[1] + host_ms, pass_ms), abs=host_ms + pass_ms)
+
+
+def test_the_host_is_less_ahead_where_requests_can_join_and_nowhere_else(monkeypatch):
+    asked, real = [], stream.open_stream
+    monkeypatch.setattr(slots, "open_stream", lambda *how: asked.append(how[-1]) or real(*how))
+    model = load("demo")
+    engine = Engine(model.decoder, Recipe.parse(JOINING, "cpu").parts)
+    engine.generate([[1, 2], [3]], Settings(2))
+    assert asked == [inf]
+    request = engine.add([1, 2], Settings(2))
+    while not request.done:
+        engine.step()
+    assert asked == [inf, LEAD_MS]
+    asked.clear()
+    profile(model, JOINING, axes=((0, 1), (1,), (8,)), repeats=1, fresh=True)
+    assert set(asked) == {inf}, "all passes that are timed together are launched before the first is done"

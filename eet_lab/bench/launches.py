@@ -250,7 +250,7 @@ def around_each(ops: Ops, around: Callable[[str], AbstractContextManager]) -> Op
             with around(name):
                 return op(*args, **keywords)
 
-        return wraps(op)(partial(run, **pieces.composed(op)[1]))  # its pieces are seen, and can be others
+        return wraps(op)(partial(run, **pieces.composed(op)[1]))  # its pieces stay visible, and can be replaced
 
     return ops.wrapped(within)
 

@@ -55,7 +55,7 @@ class Engine(BaseEngine[Decoder]):
     """
 
     network: ClassVar[type] = Decoder
-    lead_ms: float = LEAD_MS  # of passes that a GPU is given at a time, where requests join
+    lead_ms: float = LEAD_MS  # ms of passes that a GPU is given ahead, where requests join: of the next that begin
 
     def __init__(self, model: Decoder, parts: Parts | None = None, task: Task = next_tokens) -> None:
         check_model(type(self).__name__, model, (self.network,), "demo")
@@ -130,7 +130,7 @@ class Engine(BaseEngine[Decoder]):
             rows, columns = self._reserved if self._reserved[0] else (schedule.max_rows, COLUMNS)
             schedule, columns = schedule.of_at_most(rows), min(columns, self.model.config.context)
             with self._closed_on_error(lambda: self._filling(rows, columns), Settings(1)):
-                self._open_slots(schedule, [columns] * rows, columns, settings, RequestClock())
+                self._open_slots(schedule, [columns] * rows, columns, settings, RequestClock(), self.lead_ms)
         slots, request = self._checked_slots("add"), Request(tuple(row), settings.max_new_tokens)
         with self._closed_on_error(lambda: self._filling(slots.num_slots, slots.capacity), Settings(1)):
             slots.add(request, RequestSettings.of(settings, self.model.config.vocab_size, number))
@@ -141,8 +141,8 @@ class Engine(BaseEngine[Decoder]):
     def step(self) -> list[NewToken]:
         """One pass for all requests in flight; returns the tokens that have come to the host meanwhile.
 
-        A GPU is up to 8 passes, `lead_ms` in all, ahead of the host. With nothing to read, it waits for what is on its
-        way; without requests it returns []. Errors: OutOfMemory: then none is in flight, and each has what it got.
+        The host is up to 8 passes ahead of a GPU, of `lead_ms` in all. With nothing to read, it waits for what is on
+        its way; without requests it returns []. OutOfMemory ends all in flight; each has what it got.
         """
         if self._slots is None:
             return []
@@ -293,6 +293,7 @@ class Engine(BaseEngine[Decoder]):
         columns: int,
         settings: Settings | Sequence[Settings],
         clock: RequestClock,
+        lead_ms: float = float("inf"),  # of what is begun by `generate`, nobody joins
     ) -> Slots:
         """Idle slots for prompts of such lengths: ones that are there, if they suit, else new ones.
 
@@ -300,8 +301,7 @@ class Engine(BaseEngine[Decoder]):
         """
         num_slots = schedule.max_rows or len(lengths)
         is_covered = num_slots <= self._reserved[0] and columns <= self._reserved[1]
-        if is_covered:
-            columns = self._reserved[1]
+        columns = self._reserved[1] if is_covered else columns
         is_batch, last = schedule.max_rows is None, self._slots
         if not is_batch and last is not None and last.schedule == schedule:
             columns = max(columns, last.capacity)
@@ -322,7 +322,7 @@ class Engine(BaseEngine[Decoder]):
         if key not in self._all_slots:
             self._all_slots[key] = Slots(self, schedule, num_slots, columns)
         slots = self._slots = self._all_slots[key]
-        slots.begin(clock, shape, ran_last=slots is last)
+        slots.begin(clock, shape, ran_last=slots is last, lead_ms=lead_ms)
         return slots
 
     def lifetimes(

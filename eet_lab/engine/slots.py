@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
-from math import inf
 from threading import current_thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,16 +81,15 @@ class Slots:
         self._generation = -1
         self._unfinished: dict[Request, RequestSettings] = {}
 
-    def begin(self, clock: RequestClock, shape: RequestShape, ran_last: bool) -> None:
+    def begin(self, clock: RequestClock, shape: RequestShape, ran_last: bool, lead_ms: float) -> None:
         """Start to count time and passes, where nothing runs and nothing is on its way.
 
-        `ran_last`: no others have used the same memory since.
+        `ran_last`: no others have used the same memory since. `lead_ms` is of passes that a device is given.
         """
         engine, cache = self._engine, self._engine.cache
         self.clock, self._choice, self._tells_logprobs = clock, Choice.GREEDY, False
         if self.is_batch or not ran_last:
             self._choices = shape.choices
-        lead_ms = inf if self.is_batch else engine.lead_ms  # nobody comes to a batch
         self._stream = open_stream(clock, engine.model.device, self.num_slots, lead_ms)
         if self.is_batch or not ran_last:
             cache.open(shape.num_pad, self.capacity, shape.ends)

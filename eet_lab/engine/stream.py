@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.engine.clock import RequestClock
+from eet_lab.ops.cuda.launching import stream_of
 from eet_lab.ops.types import TokenBuffer
 from eet_lab.scheduling import Request
 from eet_lab.scheduling.run_ahead import RunAhead
@@ -64,15 +65,15 @@ class HostStream:
 
 
 class PinnedRing:
-    """Pinned slots with an event each: the host is as many steps ahead as `run_ahead` says.
+    """Pinned slots with an event each: the host is at most as many passes ahead as a `RunAhead` says.
 
     A copy between two steps would hold up the second, so copies have a stream of their own.
     What they read stays as it is: the buffer's log has more rows than the host may be steps behind.
     Events and views are made once: a small model's step takes the device no longer than they take the host (LOG).
     """
 
-    def __init__(self, clock: RequestClock, device: torch.device, num_rows: int, run_ahead: RunAhead) -> None:
-        """The first step is the token buffer's first pass.
+    def __init__(self, clock: RequestClock, device: torch.device, num_rows: int, lead_ms: float) -> None:
+        """The next pass is the token buffer's first one.
 
         Nothing of the request is on the device yet, so both clocks agree where the stream has nothing else to do.
         """
@@ -81,18 +82,21 @@ class PinnedRing:
         self._clock, self._before_ms = clock, clock.since_ms()
         self._slots = torch.empty(AHEAD, num_rows, dtype=torch.long, pin_memory=True).unbind()
         self._launched = [torch.cuda.Event() for _ in range(AHEAD)]
-        self._copied = [torch.cuda.Event(enable_timing=True) for _ in range(AHEAD)]
-        self._num_passes, self._run_ahead = 0, run_ahead
-        self._waiting: deque[tuple[int, Tensor | None]] = deque()
-        self._device, self._copies = device.index, _copy_stream(device.index)
+        # One more: a pass is timed from the one before it, since CUDA tells times as float32. A server may be busy for
+        # days, and after ten hours such a number has steps of 4 ms.
+        self._copied = [torch.cuda.Event(enable_timing=True) for _ in range(AHEAD + 1)]
+        self._num_passes, self._num_read, self._read_ms = 0, 0, 0.0
+        self._run_ahead = RunAhead(AHEAD, lead_ms)
+        self._waiting: deque[Tensor | None] = deque()  # of each pass that was not read, its log-probabilities
+        self._copies = _copy_stream(device.index)
         self._current = torch.cuda.current_stream(device)
 
     def push(self, buffer: TokenBuffer, logprobs: Tensor | None) -> list[StepTokens]:
-        arrived, rows = self._collect(launched=1), None
+        arrived, rows = self._collect(keep=self._run_ahead.passes - 1), None
         slot, current = self._num_passes % AHEAD, self._current
         # torch.cuda.current_stream takes Python longer than the launch of a graph (LOG).
-        if torch._C._cuda_getCurrentRawStream(self._device) != current.cuda_stream:
-            current = self._current = torch.cuda.current_stream(self._device)
+        if stream_of(buffer.log) != current.cuda_stream:
+            current = self._current = torch.cuda.current_stream(buffer.log.device)
         self._launched[slot].record(current)
         self._copies.wait_event(self._launched[slot])
         torch.cuda.set_stream(self._copies)
@@ -101,31 +105,33 @@ class PinnedRing:
             if logprobs is not None:  # pinned memory is kept by PyTorch, and comes again
                 rows = torch.empty(logprobs.shape[1:], dtype=logprobs.dtype, pin_memory=True)
                 rows.copy_(logprobs[self._num_passes % len(logprobs)], non_blocking=True)
-            self._copied[slot].record(self._copies)
+            self._copied[self._num_passes % len(self._copied)].record(self._copies)
         finally:
             torch.cuda.set_stream(current)
         self._num_passes += 1
-        self._waiting.append((slot, rows))
+        self._waiting.append(rows)
         return arrived
 
     def drain(self) -> list[StepTokens]:
-        return self._collect(launched=AHEAD)
+        return self._collect(keep=0)
 
-    def _collect(self, launched: int) -> list[StepTokens]:
-        """Take what is there, and wait until there is room for so many that were launched, or nothing left."""
+    def _collect(self, keep: int) -> list[StepTokens]:
+        """Take what is there, and wait until no more than so many are not."""
         arrived = []
         while self._waiting:
-            slot, rows = self._waiting[0]
-            copied = self._copied[slot]
+            number, events = self._num_read, self._copied
+            copied = events[number % len(events)]
             if not copied.query():
-                if len(self._waiting) + launched <= self._run_ahead.passes:
+                if len(self._waiting) <= keep:
                     break
                 copied.synchronize()
-            self._waiting.popleft()
-            since_ms = self._start.elapsed_time(copied)
-            self._run_ahead.read(since_ms)
-            t_ms = self._before_ms + since_ms - self._clock.setup_ms
-            arrived.append(StepTokens(self._slots[slot].tolist(), t_ms, None if rows is None else rows.tolist()))
+            rows, self._num_read = self._waiting.popleft(), number + 1
+            pass_ms = (events[(number - 1) % len(events)] if number else self._start).elapsed_time(copied)
+            self._run_ahead.read(pass_ms)
+            self._read_ms += pass_ms
+            t_ms = self._before_ms + self._read_ms - self._clock.setup_ms
+            ids = self._slots[number % AHEAD].tolist()
+            arrived.append(StepTokens(ids, t_ms, None if rows is None else rows.tolist()))
         return arrived
 
 
@@ -135,9 +141,8 @@ def _copy_stream(device_index: int) -> torch.cuda.Stream:
 
 
 def open_stream(clock: RequestClock, device: torch.device, num_rows: int, lead_ms: float) -> TokenStream:
-    """The stream that suits the device; opened before any work there. `lead_ms`: how far the host may be ahead."""
-    most = passes_ahead(device)
-    return PinnedRing(clock, device, num_rows, RunAhead(most, lead_ms)) if most else HostStream(clock)
+    """The stream that suits the device; opened before any work there. `lead_ms` is of passes that a device is given."""
+    return PinnedRing(clock, device, num_rows, lead_ms) if passes_ahead(device) else HostStream(clock)
 
 
 def passes_ahead(device: torch.device) -> int:

@@ -35,7 +35,8 @@ class Residuals:
     """Those of one training pass: where x is normed, the residual is x as the norm has passed it on.
 
     Then the norm alone reads x, and x has one gradient; else autograd adds two, by a kernel of its own. What a norm has
-    passed on is kept until the next op that adds a residual, or the next norm.
+    passed on is kept until the next op that adds a residual, or the next norm; of the last norm, for as long as these
+    ops.
     """
 
     def __init__(self, norm: PassesOn) -> None:
@@ -48,7 +49,11 @@ class Residuals:
         self._passed = x, on
         return normed
 
-    def linear_residual(self, op: Callable[..., Tensor], x: Tensor, w: Linear, residual: Tensor, **how: Any) -> Tensor:
-        """The op `linear_residual`, done by `op`. A residual that is not the last x that was normed stays as it is."""
+    def linear_residual(
+        self, x: Tensor, w: Linear, residual: Tensor, *, linear_residual: Callable[..., Tensor], **how: Any
+    ) -> Tensor:
+        """The op of that name, by its piece. A residual that is not the last x that was normed stays as it is."""
         passed, self._passed = self._passed, None
-        return op(x, w, passed[1] if passed is not None and passed[0] is residual else residual, **how)
+        if passed is not None and passed[0] is residual:
+            residual = passed[1]
+        return linear_residual(x, w, residual, **how)

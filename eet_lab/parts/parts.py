@@ -73,7 +73,7 @@ class Ops:
         return replace(
             bound,
             norm_linear=partial(bound.norm_linear, norm=residuals.norm),
-            linear_residual=partial(residuals.linear_residual, bound.linear_residual),
+            linear_residual=partial(residuals.linear_residual, linear_residual=bound.linear_residual),
         )
 
     def unfit(self, config: Config) -> str | None:

@@ -104,7 +104,7 @@ def _join(queue: Queue, policy: Policy, cost: DecoderCost, record: Record, ledge
     more are left to read than it may be ahead.
     """
     scheduler, run_ahead = Scheduler(policy.schedule, ledger, MOST), RunAhead(cost.ahead)
-    generating, ahead = _Generating(scheduler, cost, record), deque[_Launched]()
+    generating, ahead, read_ms = _Generating(scheduler, cost, record), deque[_Launched](), 0.0
     while True:
         queue.admit()
         plan = policy.next(queue.waiting, queue.now_ms, cost) if queue.waiting else Plan[Queued]([])
@@ -119,13 +119,15 @@ def _join(queue: Queue, policy: Policy, cost: DecoderCost, record: Record, ledge
             queue.now_ms = max(queue.now_ms, ahead[-1].end_ms)
         elif queue.waiting or queue.next_ms < inf:
             queue.wait(plan, policy)
+            run_ahead, read_ms = RunAhead(cost.ahead), queue.now_ms  # an engine begins anew, too
         else:
             return scheduler.num_preempted
         while ahead and (ahead[0].end_ms <= queue.now_ms or len(ahead) > run_ahead.passes):
             done = ahead.popleft()
             queue.now_ms = max(queue.now_ms, done.end_ms)
             generating.read(done, queue.now_ms)
-            run_ahead.read(done.end_ms)
+            run_ahead.read(done.end_ms - read_ms)
+            read_ms = done.end_ms
 
 
 class _Launched(NamedTuple):

@@ -22,7 +22,7 @@ from eet_lab.errors import EETError
 from eet_lab.figures.script import all_widgets
 from eet_lab.progress import Cancel
 from eet_lab.words import plain
-from eet_lab.workbench.again import RUN_AGAIN, ShowAgain
+from eet_lab.workbench.page_recovery import RUN_AGAIN, PageRecovery
 
 TICK_S = 0.1
 
@@ -54,7 +54,7 @@ class UiThread:
         if self._closing.is_set():
             return
         self._end_threads()
-        for widget in [*all_widgets(self._box), self._again]:
+        for widget in [*all_widgets(self._box), self._recovery]:
             widget.close()
 
     def _end_threads(self) -> None:
@@ -74,7 +74,8 @@ class UiThread:
 
     def _open(self, box: W.DOMWidget) -> None:
         """Take its place, with all there is to turn."""
-        self._box, self._again, self._closing = box, ShowAgain(), threading.Event()
+        self._box, self._closing = box, threading.Event()
+        self._recovery = PageRecovery(page=box.model_id or "")
         self._ui = threading.Thread(target=self._loop, name="eet-ui", daemon=True)
         type(self)._opened = self
 

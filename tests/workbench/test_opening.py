@@ -23,7 +23,7 @@ def test_a_second_workbench_closes_the_first_with_its_threads(hf_model: Any, tmp
     second = Workbench(hf_model, PROMPTS, folder=tmp_path, device="cpu")
     assert not first._ui.is_alive()
     assert sorted(threads()) == ["eet-background", "eet-engine", "eet-sampler"]
-    assert first.controller.page.box.comm is None and first._again.comm is None, "its widgets are gone"
+    assert first.controller.page.box.comm is None and first._recovery.comm is None, "its widgets are gone"
     second.close()
     second.close()
     assert threads() == []

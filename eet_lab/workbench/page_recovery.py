@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import anywidget
+from traitlets import Unicode
 
 from eet_lab.figures.script import compact
 
@@ -23,10 +24,12 @@ it: a browser gives new styles to all below an output, with each token, where on
 """
 
 
-class ShowAgain(anywidget.AnyWidget):
-    """Shows a page that JupyterLab has given up although its widgets are there: what its script does tells why.
+class PageRecovery(anywidget.AnyWidget):
+    """Shows a page that JupyterLab has given up although its widgets are there: its script tells why.
 
-    It is drawn nowhere: the script runs when its model comes, in each page of a browser.
+    It is drawn nowhere: the script runs when its model comes, in each window of a browser. `page` is the model that the
+    page's output shows.
     """
 
-    _esm = compact(Path(__file__).parent / "views" / "again.js")
+    page = Unicode().tag(sync=True)
+    _esm = compact(Path(__file__).parent / "views" / "page_recovery.js")
