@@ -203,7 +203,7 @@ class Lagging:
     def __init__(self, clock, device, num_rows, lead_ms):
         self._clock, self._waiting, self._draw, self._num_passes = clock, deque(), random.Random(0), 0
 
-    def push(self, state, logprobs):
+    def push(self, state, logprobs, is_full):
         arrived = self._collect(self._draw.randint(0, 7))
         ids = state.log[self._num_passes % len(state.log)].tolist()
         rows = None if logprobs is None else logprobs[self._num_passes % len(logprobs)].tolist()

@@ -186,7 +186,7 @@ def test_times_of_a_gpu_are_those_of_the_request(gpu_calls, slow, pass_time):
     ring = stream.open_stream(clock, torch.device("cuda", 0), num_rows=2, lead_ms=inf)
     clock.once(slow(lambda: True))
     pass_time(LONG_S / 4)
-    [step] = [*ring.push(logged(*[1] * 16), None), *ring.drain()]
+    [step] = [*ring.push(logged(*[1] * 16), None, False), *ring.drain()]
     assert LONG_MS / 2 < step.t_ms < LONG_MS < 2 * LONG_MS < clock.setup_ms
     assert step.ids == [1, 1]
 
@@ -196,7 +196,7 @@ def test_the_host_asks_a_gpu_little_for_each_step(gpu_calls):
     ring, told = stream.open_stream(RequestClock(), torch.device("cuda", 0), num_rows=2, lead_ms=inf), []
     gpu_calls.clear()
     for number in range(40):
-        told += ring.push(logged(*range(number - number % 16, number - number % 16 + 16)), None)
+        told += ring.push(logged(*range(number - number % 16, number - number % 16 + 16)), None, False)
     told += ring.drain()
     assert [step.ids for step in told] == [[number, number] for number in range(40)]
     assert gpu_calls == dict.fromkeys(("query", "elapsed_time", "wait_event"), 40) | {"record": 80}

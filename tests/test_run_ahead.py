@@ -31,17 +31,18 @@ JOINING = "pre_padding,mask_removal,memory_reuse,packed_prefill,continuous_batch
 )
 def test_a_device_has_passes_of_four_milliseconds_to_do(pass_ms, passes):
     ahead = RunAhead(8)
-    assert ahead.passes == 1, "of a pass that was never seen"
+    assert ahead.passes(is_full=False) == 1, "of a pass that was never seen"
     ahead.read(pass_ms)
-    assert ahead.passes == passes and (passes == 8 or (passes - 1) * pass_ms < LEAD_MS <= passes * pass_ms)
+    assert ahead.passes(is_full=False) == passes and ahead.passes(is_full=True) == 8
+    assert passes == 8 or (passes - 1) * pass_ms < LEAD_MS <= passes * pass_ms
 
 
 @given(st.integers(0, 64), st.lists(st.floats(0.0, 1e3), max_size=20), st.sampled_from([LEAD_MS, 1.0, inf]))
 def test_it_is_never_without_one_where_there_is_a_device(most, passes, lead_ms):
     ahead = RunAhead(most, lead_ms)
     for pass_ms in passes:
-        assert min(most, 1) <= ahead.passes <= most
-        assert ahead.passes == most or lead_ms < inf
+        assert min(most, 1) <= ahead.passes(is_full=False) <= ahead.passes(is_full=True) == most
+        assert ahead.passes(is_full=False) == most or lead_ms < inf
         ahead.read(pass_ms)
 
 
@@ -97,13 +98,15 @@ class PlayedGpu:
         self._num_passes = 0
         return stream.open_stream(self._clock, torch.device("cuda", 0), 1, lead_ms)
 
-    def run(self, ring: stream.TokenStream, host_ms: float, pass_ms: float) -> list[stream.StepTokens]:
+    def run(
+        self, ring: stream.TokenStream, host_ms: float, pass_ms: float, is_full: bool = False
+    ) -> list[stream.StepTokens]:
         """The next pass, whose token is its number; what the host reads then."""
         self._buffer.log[self._num_passes % 16] = self._num_passes
         self._num_passes += 1
         self.now_ms += host_ms
         self.end_ms = max(self.end_ms, self.now_ms) + pass_ms
-        return ring.push(self._buffer, None)
+        return ring.push(self._buffer, None, is_full)
 
 
 @pytest.fixture
@@ -116,7 +119,8 @@ def test_a_ring_tells_all_in_order_however_far_the_host_is_ahead(gpu, lead_ms):
     for seed in range(40):
         draw, ring, told, num = random.Random(seed), gpu.open(lead_ms), [], 0
         for num in range(1, draw.randrange(2, 120)):
-            told += gpu.run(ring, draw.choice([0.05, 0.1, 1, 6]), draw.choice([0.1, 0.5, 1, 2, 5, 30]))
+            took = draw.choice([0.05, 0.1, 1, 6]), draw.choice([0.1, 0.5, 1, 2, 5, 30])
+            told += gpu.run(ring, *took, is_full=draw.random() < 0.2)
             if draw.random() < 0.03:
                 told += ring.drain()
                 assert len(told) == num
@@ -127,12 +131,13 @@ def test_a_ring_tells_all_in_order_however_far_the_host_is_ahead(gpu, lead_ms):
 
 
 def test_the_host_waits_until_no_more_passes_are_left_to_do(gpu):
-    """Of the lead's time; where nobody comes, all that the ring holds."""
-    for lead_ms, pass_ms, left in ((LEAD_MS, 2.2, 2), (LEAD_MS, 10.0, 1), (LEAD_MS, 0.3, 8), (inf, 10.0, 8)):
+    """Of the lead's time; where nobody comes, or could be let in, all that the ring holds."""
+    each = ((LEAD_MS, 2.2, False, 2), (LEAD_MS, 10.0, False, 1), (LEAD_MS, 0.3, False, 8), (inf, 10.0, False, 8))
+    for lead_ms, pass_ms, is_full, left in (*each, (LEAD_MS, 10.0, True, 8)):
         ring = gpu.open(lead_ms)
-        unread = [1 - len(gpu.run(ring, 0.01, pass_ms))]
+        unread = [1 - len(gpu.run(ring, 0.01, pass_ms, is_full))]
         for _ in range(60):
-            unread.append(unread[-1] + 1 - len(gpu.run(ring, 0.01, pass_ms)))
+            unread.append(unread[-1] + 1 - len(gpu.run(ring, 0.01, pass_ms, is_full)))
         assert max(unread) == unread[-1] == left, (lead_ms, pass_ms)
         ring.drain()
 
@@ -148,23 +153,28 @@ def test_days_of_passes_are_timed_as_well_as_the_first(gpu):
     assert apart == pytest.approx(2.2, abs=1e-3)
 
 
+@pytest.mark.parametrize("num_slots", [4, 1])
 @pytest.mark.parametrize(("host_ms", "pass_ms"), [(0.1, 2.2), (0.1, 0.5), (3.0, 2.2), (0.3, 5.0), (0.2, 1.0)])
-def test_the_simulator_is_as_far_ahead_as_an_engine(gpu, host_ms, pass_ms):
-    """One request and its 40 passes: when the device begins each."""
+def test_the_simulator_is_as_far_ahead_as_an_engine(gpu, host_ms, pass_ms, num_slots):
+    """One request and its 40 passes: when the device begins each, and the first is read, whether or not all is full."""
     times = decoder_cost(lambda extra, rows, kv: pass_ms)
     table = type(times)(
         times.extras, times.rows, times.kv, times.times, times.source, stream.AHEAD,
         decoder_cost(lambda extra, rows, kv: host_ms).times,
     )  # fmt: skip
     arrival, one, many = np.zeros(1), np.array([4]), np.array([40])
-    served = simulate_traffic(Traffic(arrival, one, many), ContinuousBatching(max_rows=4, budget=64, chunk=64), table)
-    ring, begin, planned = gpu.open(LEAD_MS), [], []
-    for _ in range(40):
-        planned.append(gpu.now_ms)
-        gpu.run(ring, host_ms, pass_ms)
-        begin.append(gpu.end_ms - pass_ms)
-    assert np.diff(served.passes.begin_ms) == pytest.approx(np.diff(begin), abs=1e-9)
-    assert served.first_ms[0] == pytest.approx(max(planned[1] + host_ms, pass_ms), abs=host_ms + pass_ms)
+    policy = ContinuousBatching(max_rows=num_slots, budget=64, chunk=64)
+    served = simulate_traffic(Traffic(arrival, one, many), policy, table)
+    ring, ends, read = gpu.open(LEAD_MS), [], []
+    for number in range(40):
+        told = gpu.run(ring, host_ms, pass_ms, is_full=num_slots == 1 and number < 39)
+        read += [gpu.now_ms] * len(told)
+        ends.append(gpu.end_ms)
+    assert np.diff(served.passes.end_ms) == pytest.approx(np.diff(ends), abs=1e-9)
+    read += [max(gpu.now_ms, ends[-1])] * len(ring.drain())
+    later = ends[0] - served.passes.end_ms[0]  # here the device begins once the first pass is launched
+    assert read[-1] - later == pytest.approx(served.last_ms[0], abs=1e-9)
+    assert host_ms > pass_ms or read[0] - later == pytest.approx(served.first_ms[0], abs=host_ms)
 
 
 def test_the_host_is_less_ahead_where_requests_can_join_and_nowhere_else(monkeypatch):

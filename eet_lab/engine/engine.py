@@ -141,8 +141,8 @@ class Engine(BaseEngine[Decoder]):
     def step(self) -> list[NewToken]:
         """One pass for all requests in flight; returns the tokens that have come to the host meanwhile.
 
-        The host is up to 8 passes ahead of a GPU, of `lead_ms` in all. With nothing to read, it waits for what is on
-        its way; without requests it returns []. OutOfMemory ends all in flight; each has what it got.
+        The host is up to 8 passes ahead of a GPU, and `lead_ms` of them while a slot is free. With nothing to read, it
+        waits for what is on its way; without requests it returns []. OutOfMemory ends all; each has what it got.
         """
         if self._slots is None:
             return []

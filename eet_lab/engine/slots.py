@@ -188,8 +188,8 @@ class Slots:
             self._other_pass(rows, changes, cancel)
         self._in_flight.append([(row.request, row.slot) for row in rows if row.tells])
         log = self._written
-        arrived = self._stream.push(self.table.buffer, None if log is None else log.rows)
         self.scheduler.advance(rows)
+        arrived = self._stream.push(self.table.buffer, None if log is None else log.rows, self.scheduler.is_full)
         engine.cache.keep([request.read for request in (self._added if self.is_batch else self.scheduler.running)])
         return self._read(arrived)
 

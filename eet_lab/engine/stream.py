@@ -37,10 +37,11 @@ class PassTokens(NamedTuple):
 class TokenStream(Protocol):
     """A queue of finished steps between the device and the host."""
 
-    def push(self, buffer: TokenBuffer, logprobs: Tensor | None) -> list[StepTokens]:
+    def push(self, buffer: TokenBuffer, logprobs: Tensor | None, is_full: bool) -> list[StepTokens]:
         """Take over a step that was launched. Returns the steps that have arrived meanwhile, oldest first.
 
         `logprobs` [R,B,...]: what it wrote beside its tokens, in the row of its number, as in the buffer's log.
+        `is_full`: no request could be let in now, so the host may be further ahead.
         """
         ...
 
@@ -55,7 +56,7 @@ class HostStream:
     def __init__(self, clock: RequestClock) -> None:
         self._clock, self._num_passes = clock, 0
 
-    def push(self, buffer: TokenBuffer, logprobs: Tensor | None) -> list[StepTokens]:
+    def push(self, buffer: TokenBuffer, logprobs: Tensor | None, is_full: bool) -> list[StepTokens]:
         rows = None if logprobs is None else logprobs[self._num_passes % len(logprobs)].tolist()
         self._num_passes += 1
         return [StepTokens(buffer.ids.tolist(), self._clock.since_ms() - self._clock.setup_ms, rows)]
@@ -91,8 +92,8 @@ class PinnedRing:
         self._copies = _copy_stream(device.index)
         self._current = torch.cuda.current_stream(device)
 
-    def push(self, buffer: TokenBuffer, logprobs: Tensor | None) -> list[StepTokens]:
-        arrived, rows = self._collect(keep=self._run_ahead.passes - 1), None
+    def push(self, buffer: TokenBuffer, logprobs: Tensor | None, is_full: bool) -> list[StepTokens]:
+        arrived, rows = self._collect(keep=self._run_ahead.passes(is_full) - 1), None
         slot, current = self._num_passes % AHEAD, self._current
         # torch.cuda.current_stream takes Python longer than the launch of a graph (LOG).
         if stream_of(buffer.log) != current.cuda_stream:

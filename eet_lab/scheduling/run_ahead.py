@@ -11,10 +11,11 @@ than that, the device has nothing to do.
 
 
 class RunAhead:
-    """`passes`: how many a device is given before the host has read the first of them. As many as take `lead_ms` in
-    all, each as long as the last one that was read; `most` at most, and one at least, which the device computes while
-    the host plans the next one. Before any was read, a pass counts as one of `LEAD_MS`. `most` is 0 where the host
-    itself computes.
+    """How many passes a device is given before the host has read the first of them: `most` at most.
+
+    As long as a slot is free, as many as take `lead_ms` in all, each as long as the last one that was read; one at
+    least, which the device computes while the host plans the next one. Before any was read, a pass counts as one of
+    `LEAD_MS`. `most` is 0 where the host itself computes.
     """
 
     def __init__(self, most: int, lead_ms: float = LEAD_MS) -> None:
@@ -24,4 +25,8 @@ class RunAhead:
     def read(self, pass_ms: float) -> None:
         """The host has read a pass, which ended so many ms after the one before it."""
         fitting = (passes for passes in range(1, self._most) if passes * pass_ms >= self._lead_ms)
-        self.passes = next(fitting, self._most)
+        self._fitting = next(fitting, self._most)
+
+    def passes(self, is_full: bool) -> int:
+        """So many. Where all slots are taken, nobody could be let in sooner."""
+        return self._most if is_full else self._fitting

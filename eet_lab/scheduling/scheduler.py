@@ -42,6 +42,11 @@ class Scheduler:
         """There is nothing to do until a request is added."""
         return not self.running and not self.waiting
 
+    @property
+    def is_full(self) -> bool:
+        """No request could be let in before one has left."""
+        return len(self.running) >= self._most_running
+
     def add(self, request: Request) -> None:
         """Queue a new request; PromptError for one that could never be served."""
         if not isinstance(request, Request) or request.status != "new":

@@ -122,7 +122,7 @@ def _join(queue: Queue, policy: Policy, cost: DecoderCost, record: Record, ledge
             run_ahead, read_ms = RunAhead(cost.ahead), queue.now_ms  # an engine begins anew, too
         else:
             return scheduler.num_preempted
-        while ahead and (ahead[0].end_ms <= queue.now_ms or len(ahead) > run_ahead.passes):
+        while ahead and (ahead[0].end_ms <= queue.now_ms or len(ahead) > run_ahead.passes(scheduler.is_full)):
             done = ahead.popleft()
             queue.now_ms = max(queue.now_ms, done.end_ms)
             generating.read(done, queue.now_ms)
