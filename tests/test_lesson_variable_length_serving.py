@@ -173,7 +173,7 @@ def test_the_second_solution_packs_as_the_policy_does(budget: int) -> None:
 
 
 def test_policies_on_gpus_are_those_that_were_recorded() -> None:
-    found = recorded.kept("h100-policies-bert-base")
+    found = recorded.kept("h100-policies-bert-base")["found"]
     where, fig, shown, said = runs.policies_on_gpus().things
     assert "H100" in where.data and "H200" in where.data and "2026-11-2" in where.data
     bars = {(bar.name, len(bar.x)): list(bar.y) for bar in fig.data if bar.xaxis == "x2"}
@@ -186,15 +186,15 @@ def test_policies_on_gpus_are_those_that_were_recorded() -> None:
 
 
 def test_the_simulation_of_a_decoder_is_told_with_its_worst_error() -> None:
-    agreed = [each["agreement"] for each in recorded.kept("h100-simulated-llama-1b").values() if isinstance(each, dict)]
+    agreed = [each["agreement"] for each in recorded.kept("h100-simulated-llama-1b")["found"].values()]
     worst = max(abs(number["error"]) for numbers in agreed for number in numbers.values())
     where, shown, said, *_ = runs.simulated_on_gpus().things
     assert "H100" in where.data and "chunk 256" in shown.data and f"at most {100 * worst:.0f} % off" in said
 
 
 def test_what_chunks_bring_beside_documents_is_told_as_it_was_measured() -> None:
-    found = recorded.kept("h100-simulated-documents-llama-1b")
-    whole, chunked = (each["measured"]["ttft_ms"] for each in found.values() if isinstance(each, dict))
+    found = recorded.kept("h100-simulated-documents-llama-1b")["found"]
+    whole, chunked = (each["measured"]["ttft_ms"] for each in found.values())
     *_, where, shown, said = runs.simulated_on_gpus().things
     assert "one of 200 of 8,000 tokens" in where.data and "chunk 512" in shown.data
     assert f"within {brief(whole['p95'])} ms or {brief(chunked['p95'])}" in said and chunked["p95"] < whole["p95"]

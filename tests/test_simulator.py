@@ -181,7 +181,7 @@ def test_who_comes_waits_for_the_passes_that_the_device_was_given():
 
 
 def test_the_host_launches_the_next_pass_while_the_device_computes():
-    """What has ended is read when the host has launched another; a pass of a slow host ends no sooner than that."""
+    """The device does not wait for a quick host; a pass of a slow one ends no sooner than its launch."""
     traffic, policy = traffic_of((0, 4, 4)), ContinuousBatching(max_rows=4, budget=64, chunk=64)
     table = replace(decoder_cost(lambda extra, rows, kv: 10.0), ahead=2)
     for host, begin, first, last in ((4.0, [0, 10, 20, 30], 10, 40), (15.0, [0, 15, 30, 45], 15, 60)):

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from typing import Any
 
 from eet_lab.engine.encode import EncoderEngine
@@ -64,7 +65,7 @@ def highest_loads(name: str) -> Callable[[Session], Any]:
                     told = _highest(session, model, table, lengths, policy, engines, opened)
                     found[str(lengths)][policy] = told | {"seconds": round(time.perf_counter() - begin, 1)}
                     print(lengths, policy, json.dumps(found[str(lengths)][policy]), flush=True)
-                    (session.out / f"policies-{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+                    write_found(session, f"policies-{name}", {"source": asdict(table.source), "found": found})
         return found
 
     return work
@@ -93,18 +94,24 @@ def simulated_beside_measured(
         joining = [f"continuous_batching:max_rows={rows}:budget={budget}:chunk={min(c, budget)}" for c in chunks]
         rate = LOAD * capacity(joining[0], prompts, answers, table)
         traffic = make_traffic(num, Gamma(rate), prompts, answers, seed=1)
-        found: dict[str, Any] = {"rate": rate, "requests": num, "lengths": str(prompts), "answers": str(answers)}
-        for told in joining:
-            [policy] = fitting_policies([told], traffic, table)
+        found = dict[str, Any]()
+        told = {"rate": rate, "requests": num, "lengths": str(prompts), "answers": str(answers)}
+        for one in joining:
+            [policy] = fitting_policies([one], traffic, table)
             simulated = simulate_traffic(traffic, policy, table)
             measured = serve_traffic(model, traffic, policy, table, cancel=session.deadline)
             both = {each.name: each._asdict() | {"error": each.error} for each in agreement(simulated, measured)}
-            found[told] = {"agreement": both, "measured": measured.percentiles}
-            print(told, json.dumps(found[told]), flush=True)
-        (session.out / f"simulated-{file or name}.json").write_text(json.dumps(found, indent=1) + "\n")
+            found[one] = {"agreement": both, "measured": measured.percentiles}
+            print(one, json.dumps(found[one]), flush=True)
+        write_found(session, f"simulated-{file or name}", {"source": asdict(table.source), **told, "found": found})
         return found
 
     return work
+
+
+def write_found(session: Session, name: str, found: dict[str, Any]) -> None:
+    """Write what was found, with what it was found on, as a file for benchmarks/."""
+    (session.out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _highest(

@@ -55,7 +55,7 @@ class Engine(BaseEngine[Decoder]):
     """
 
     network: ClassVar[type] = Decoder
-    lead_ms: float = LEAD_MS  # ms of passes that a GPU is given ahead, where requests join: of the next that begin
+    lead_ms: float = LEAD_MS  # ms of passes that a GPU is given ahead; requests that begin after a change have it
 
     def __init__(self, model: Decoder, parts: Parts | None = None, task: Task = next_tokens) -> None:
         check_model(type(self).__name__, model, (self.network,), "demo")
@@ -141,8 +141,8 @@ class Engine(BaseEngine[Decoder]):
     def step(self) -> list[NewToken]:
         """One pass for all requests in flight; returns the tokens that have come to the host meanwhile.
 
-        The host is up to 8 passes ahead of a GPU, and `lead_ms` of them while a slot is free. With nothing to read, it
-        waits for what is on its way; without requests it returns []. OutOfMemory ends all; each has what it got.
+        The host is at most 8 passes ahead of a GPU, and while a slot is free, `lead_ms`. With nothing to read, it waits
+        for what is on its way; without requests it returns []. Errors: OutOfMemory, which ends all requests.
         """
         if self._slots is None:
             return []
@@ -293,7 +293,7 @@ class Engine(BaseEngine[Decoder]):
         columns: int,
         settings: Settings | Sequence[Settings],
         clock: RequestClock,
-        lead_ms: float = float("inf"),  # of what is begun by `generate`, nobody joins
+        lead_ms: float = float("inf"),  # nobody joins what `generate` begins
     ) -> Slots:
         """Idle slots for prompts of such lengths: ones that are there, if they suit, else new ones.
 

@@ -12,7 +12,7 @@ from eet_lab.scheduling.agreement import Compared
 from eet_lab.scheduling.policies import POLICIES
 from eet_lab.words import brief
 
-H100, H200 = "H100 80GB HBM3, 2026-11-27", "H200, 2026-11-25"
+H200 = "H200, 2026-11-25"
 SHORT, LONG = "U[2,100]", "U[5,500]"
 TIMES = (("TTFT", "ttft_ms"), ("time per token", "tpot_ms"))
 PADDED, PROGRAM, PACKED = "naive_padding", "dynamic_program", "token_budget"
@@ -20,7 +20,8 @@ PADDED, PROGRAM, PACKED = "naive_padding", "dynamic_program", "token_budget"
 
 def policies_on_gpus() -> Shown:
     """The most texts a second of which 99 % are read within 50 ms, by policy: simulated beside measured."""
-    now, before = recorded.kept("h100-policies-bert-base"), recorded.kept("h200-policies-bert-base")["found"]
+    kept, before = recorded.kept("h100-policies-bert-base"), recorded.kept("h200-policies-bert-base")["found"]
+    now = kept["found"]
     pairs = [(lengths, policy) for lengths in (LONG, SHORT) for policy in now[lengths]]
     rows = [[lengths, POLICIES[policy].title, *_of(now[lengths][policy], before[lengths].get(policy))]
             for lengths, policy in pairs]  # fmt: skip
@@ -31,7 +32,7 @@ def policies_on_gpus() -> Shown:
     )
     panels = {lengths: [_compared(*item) for item in found.items()] for lengths, found in now.items()}
     return Shown(
-        _there(f"bert-base, fp16, captured passes, on an {H100}; the last column: without captures, on an {H200}"),
+        _there(f"bert-base, fp16, captured passes, {_on(kept)}; the last column: without captures, on an {H200}"),
         highest_loads(panels, "The highest load with p99 within 50 ms, on an H100"),
         table(head, rows),
         f"Packing serves the most: on {LONG} and {SHORT} it comes to {_times(long, PACKED, PROGRAM)} and "
@@ -47,8 +48,8 @@ def simulated_on_gpus() -> Shown:
     """A decoder's times under continuous batching, simulated beside measured, for two sizes of chunk; then those of
     traffic in which a few prompts are long.
     """
-    found = recorded.kept("h100-simulated-llama-1b")
-    by_chunk = {words: each["agreement"] for words, each in found.items() if isinstance(each, dict)}
+    kept = recorded.kept("h100-simulated-llama-1b")
+    by_chunk = {words: each["agreement"] for words, each in kept["found"].items()}
     rows = []
     for name in next(iter(by_chunk.values())):
         cells = [f"{name}, {next(iter(by_chunk.values()))[name]['unit']}"]
@@ -60,7 +61,7 @@ def simulated_on_gpus() -> Shown:
     head = ["", *(f"{what}, chunk {chunk}" for chunk in chunks for what in ("simulated", "measured", "error"))]
     worst = max(abs(each["error"]) for numbers in by_chunk.values() for each in numbers.values())
     return Shown(
-        _there(f"Llama-1b, fp16, {found['requests']} requests, {brief(found['rate'])} a second, on an {H100}"),
+        _there(f"Llama-1b, fp16, {kept['requests']} requests, {brief(kept['rate'])} a second, {_on(kept)}"),
         table(head, rows),
         "The same trace, which no cost table was made of, as the simulator serves it and as the engine did. The "
         f"simulation is at most {100 * worst:.0f} % off. Smaller chunks bring no first token sooner here: a prompt "
@@ -71,17 +72,15 @@ def simulated_on_gpus() -> Shown:
 
 def _documents() -> tuple[Any, ...]:
     """The same of a chat in which a prompt is now and then a document: as measured."""
-    found = recorded.kept("h100-simulated-documents-llama-1b")
-    by_chunk = {
-        words.rpartition("chunk=")[2]: each["measured"] for words, each in found.items() if isinstance(each, dict)
-    }
+    kept = recorded.kept("h100-simulated-documents-llama-1b")
+    by_chunk = {words.rpartition("chunk=")[2]: each["measured"] for words, each in kept["found"].items()}
     times = [(f"{title} {p}, ms", key, p) for title, key in TIMES for p in ("p50", "p95", "p99")]
     rows = [[name, *(brief(each[key][p]) for each in by_chunk.values())] for name, key, p in times]
     whole, chunked = by_chunk.values()
     return (
         _there(
-            f"Llama-1b, fp16, {found['requests']} requests of {found['lengths']} tokens, {brief(found['rate'])} a "
-            f"second, on an {H100}"
+            f"Llama-1b, fp16, {kept['requests']} requests of {kept['lengths']} tokens, {brief(kept['rate'])} a "
+            f"second, {_on(kept)}"
         ),
         table(["", *(f"measured, chunk {chunk}" for chunk in by_chunk)], rows),
         "Where one prompt of 200 is a document, who comes while it is read waits for all of it, or for a chunk: of 100 "
@@ -89,6 +88,12 @@ def _documents() -> tuple[Any, ...]:
         f"slowest of 100 come no sooner ({brief(whole['ttft_ms']['p99'])} ms or {brief(chunked['ttft_ms']['p99'])}): "
         "among them are those of the documents, which are read in 16 passes then.",
     )
+
+
+def _on(kept: Mapping[str, Any]) -> str:
+    """The GPU, the day and the commit."""
+    source = kept["source"]
+    return f"on an {source['device'].removeprefix('NVIDIA ')}, {source['date'][:10]}, {source['commit'][:7]}"
 
 
 def _there(where: str) -> Any:
