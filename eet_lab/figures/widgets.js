@@ -24,9 +24,14 @@ function brief(value, digits = 3) {
 
 let drawing;
 
+function unzip(model) {
+  return new Response(new Blob([model.get("source")]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
 async function load(model) {
   const base = await model.widget_manager.get_model(model.get("base").replace("IPY_MODEL_", ""));
-  const url = URL.createObjectURL(new Blob([base.get("source"), model.get("source")], { type: "text/javascript" }));
+  const parts = await Promise.all([base, model].map(unzip));
+  const url = URL.createObjectURL(new Blob(parts, { type: "text/javascript" }));
   return import(url).finally(() => URL.revokeObjectURL(url));
 }
 
