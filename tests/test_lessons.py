@@ -319,6 +319,23 @@ def test_the_ladders_red_bar_is_explained_by_counted_launches():
     assert masked.commit == bounded.commit and masked.total_ms.p50 > 2 * bounded.total_ms.p50
 
 
+def test_what_memory_reuse_saved_on_the_h200_is_told_only_where_pairs_can_tell(monkeypatch):
+    guess = Prediction("?", number=(0, 1000))
+    guess.value = 50.0
+    _, shown, words = memory_reuse.on_the_h200(guess).things
+    assert shown.data.count("cannot tell apart") == 2 and "cannot be told from noise" in words
+    ladder = recorded.ladder()
+    told = [
+        dataclasses.replace(rung, changes={"tpot_ms": Change.of([21.5] * 8, [18.8] * 8)})
+        if rung.technique == "memory_reuse"
+        else rung
+        for rung in ladder.rungs
+    ]
+    monkeypatch.setattr(recorded, "ladder", lambda: dataclasses.replace(ladder, rungs=tuple(told)))
+    _, shown, words = memory_reuse.on_the_h200(guess).things
+    assert shown.data.count("cannot tell apart") == 1 and "2.7 ms" in shown.data and "noise" not in words
+
+
 def test_a_guess_comes_back_in_its_own_unit(words, monkeypatch):
     guess = Prediction("?", number=(0, 100), unit="%")
     guess.value = 2.0

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 import torch
 
-from eet_lab.bench import Comparison, Ladder, Measurement
+from eet_lab.bench import Comparison, Ladder, Measurement, Rung
 from eet_lab.bench.paired import median_interval
 from eet_lab.bench.timing import took_ms
 from eet_lab.engine.engine import Engine
@@ -225,27 +225,31 @@ def on_the_h200(guess: Prediction) -> Shown:
     one, eight = recorded.ladder(), recorded.batch()
     lines = []
     for name, ladder in (("one row, 128 + 128 tokens", one), ("eight rows, 16 to 128 + 64 tokens", eight)):
-        grown, static = _rungs(ladder)
+        grown, rung = _rungs(ladder)
+        static = rung.measurement
         copied, rate = _copied_a_step(ladder, grown), grown.cost.ceiling_gb_per_s if grown.cost else None
         if grown.tpot_ms and static.tpot_ms and rate:
-            saved = grown.tpot_ms.p50 - static.tpot_ms.p50
+            saved = f"{brief(grown.tpot_ms.p50 - static.tpot_ms.p50, 2)} ms"
+            saved = saved_words(rung.changes.get("tpot_ms"), saved)
             times = f"{brief(grown.tpot_ms.p50)} ms", f"{brief(static.tpot_ms.p50)} ms"
-            lines.append([name, *times, f"{brief(saved, 2)} ms", f"{brief(2 * copied / rate / 1e6, 2)} ms"])
-    launches = [m.cost.launches_per_token or 0 for m in _rungs(one) if m.cost]
+            lines.append([name, *times, saved, f"{brief(2 * copied / rate / 1e6, 2)} ms"])
+    grown, rung = _rungs(one)
+    launches = [m.cost.launches_per_token or 0 for m in (grown, rung.measurement) if m.cost]
+    untold = all(line[3] == "cannot tell apart" for line in lines)
+    noise = " What they take cannot be told from noise: runs on that host differed by more." if untold else ""
     return Shown(
         there(one),
         table(["GPT-2 XL, per token", "growing", "memory reuse", "saved", "copies, from bytes and rate"], lines),
-        "On this GPU the reason is different. Its memory is so fast that the copies take almost no time, but each copy "
-        "is a launch and a call to the allocator, both made by Python: "
-        f"{launches[0]:,.0f} launches per step with a "
-        f"growing cache, {launches[1]:,.0f} with memory reuse (one row). Lesson 4 is about that time.",
+        "On this GPU the copies take almost no time, since its memory is so fast. But each copy is a launch and a call "
+        f"to the allocator, both made by Python: {launches[0]:,.0f} launches per step with a growing cache, "
+        f"{launches[1]:,.0f} with memory reuse (one row).{noise} Lesson 4 is about the time of launches.",
     )
 
 
-def _rungs(ladder: Ladder) -> tuple[Measurement, Measurement]:
-    """Of a ladder: with a growing cache, and the next one up, with memory reuse."""
+def _rungs(ladder: Ladder) -> tuple[Measurement, Rung]:
+    """Of a ladder: the run with a growing cache, and the next rung up, with memory reuse."""
     place = next(i for i, rung in enumerate(ladder.rungs) if rung.technique == "memory_reuse")
-    return ladder.rungs[place - 1].measurement, ladder.rungs[place].measurement
+    return ladder.rungs[place - 1].measurement, ladder.rungs[place]
 
 
 def _copied_a_step(ladder: Ladder, grown: Measurement) -> float:
