@@ -80,6 +80,16 @@ def test_nothing_is_shown_before_the_prediction():
     assert "Predict first" in str(place.outputs) and "sooner" not in str(place.outputs)
 
 
+def test_a_part_that_fails_says_so_and_keeps_no_other_from_its_reader():
+    guess = Prediction("?", number=(0, 10))
+    [failing] = after(guess, lambda: Shown(1 // 0)).things
+    [behind] = after(guess, lambda: Shown("42")).things
+    guess.answer(7.0)
+    guess.wait(10)
+    assert "ZeroDivisionError" in str(failing.outputs) and "Predict first" not in str(failing.outputs)
+    assert "42" in str(behind.outputs)
+
+
 def test_an_unanswered_exercise_is_neither_right_nor_wrong(words, monkeypatch):
     def stub(*args): ...
 

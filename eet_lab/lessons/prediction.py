@@ -93,7 +93,7 @@ class Prediction:
         try:
             shown = self._reveal(self.value) if callable(self._reveal) else self._reveal
         except Exception as error:  # noqa: BLE001  whatever the lesson's own code raises is shown to the reader
-            shown = HTML(theme.stylesheet() + theme.error_card(error))
+            shown = _failed(error)
         self._shown.show(shown)
         for do in self._waiting:
             do()
@@ -104,6 +104,10 @@ class Prediction:
             first = self._guess.options[0] if isinstance(self._guess, W.RadioButtons) else self._guess.min
             self.answer(first)
             self.wait()
+
+
+def _failed(error: Exception) -> HTML:
+    return HTML(theme.stylesheet() + theme.error_card(error))
 
 
 def _limits(number: tuple[float, float] | None, unit: str) -> str:
@@ -121,7 +125,11 @@ def after(guess: Prediction, made: Callable[[], Shown]) -> Shown:
 
     def fill() -> None:
         torch.set_num_threads(num_threads)  # each thread has a setting of its own
-        place.show(*made().outputs())
+        try:
+            shown = made().outputs()
+        except Exception as error:  # noqa: BLE001  shown in its own place, and the parts that wait behind it go on
+            shown = [_failed(error)]
+        place.show(*shown)
 
     guess.then(fill)
     return Shown(place)
