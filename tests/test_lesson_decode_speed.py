@@ -180,6 +180,8 @@ def test_a_rung_is_predicted_by_the_slower_of_device_and_host():
     assert graphs.launches == 1 and graphs.kernels < 300
     assert graphs.predicted_ms == pytest.approx(graphs.floor_ms + graphs.kernels / 1e3)
     assert all(rise.measured.p50 > rise.floor_ms for rise in found)
+    recorded_counts = [rung.measurement.cost.launches_per_token for rung in result.rungs]
+    assert [rise.launches for rise in found] == recorded_counts, "those of the code that was timed"
 
 
 def test_a_rung_is_labelled_right_of_both_its_markers():

@@ -204,7 +204,11 @@ def rises(result: Ladder, config: Config, price: LaunchCost | None) -> list[Rise
         if cost is None or cost.floor_ms is None or tpot is None:
             continue
         parts = Recipe.parse(rung.measurement.recipe.removeprefix("baseline"), device).parts
-        kernels = num_kernels(parts, result.prompt_lengths, config)
+        noted = cost.launches_per_token  # by the code that was timed, which may be older than this
+        if parts.is_captured or noted is None:
+            kernels = num_kernels(parts, result.prompt_lengths, config)
+        else:
+            kernels = round(noted)
         launches = 1 if parts.is_captured else kernels
         predicted = step_ms(cost.floor_ms, StepLaunches(launches, kernels), price)
         title = f"+ {rung.title}" if number else rung.title
