@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from eet_lab.devices import kind_of
 from eet_lab.knobs import turn_in_words
+from eet_lab.models.config import Config
 from eet_lab.technique import is_in_all, is_ours, names_in_all, obstacle, registry
 
 
@@ -26,15 +27,17 @@ FEW_LACKING = 3
 """A recipe that lacks more of `all` than this, or half of it, is told by what it has."""
 
 
-def short_form(recipe: str, device: str) -> str:
+def short_form(recipe: str, device: str, config: Config | None = None) -> str:
     """A recipe as a label: "baseline", "all", "all - mask removal", "pre-padding + memory reuse (KV layout: pages)".
 
     `all` is every technique of ours that loses nothing and can run on that kind of device ("cpu" or "cuda"), whichever
-    machine this is. Any text gives a label: names that are not known here stay as they are.
+    machine this is, and such a model, where `config` is given: `config.in_training` of one that is trained. Any text
+    gives a label: names that are not known here stay as they are.
     """
-    words = dict(_words_of(recipe))
-    ours = (t() for t in registry().values() if is_ours(t) and is_in_all(t))
-    whole = [t.name for t in ours if kind_of(device) == "cuda" or obstacle(t, "cpu") is None]
+    words, training = dict(_words_of(recipe)), config is not None and config.stage == "train"
+    ours = (t() for t in registry().values() if is_ours(t) and is_in_all(t, training))
+    fitting = (t for t in ours if config is None or t.unfit(config) is None)
+    whole = [t.name for t in fitting if kind_of(device) == "cuda" or obstacle(t, "cpu") is None]
     lacking = [name for name in whole if name not in words]
     beside = [_label(name, knobs) for name, knobs in words.items() if name not in whole or knobs]
     if words and len(lacking) <= FEW_LACKING and 2 * len(lacking) < len(whole):

@@ -74,10 +74,8 @@ def test_logits_are_counted_and_chunks_change_nothing(model: Model) -> None:
 
 
 def test_without_a_gpu_no_numbers_of_one_are_told(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    table, *rest = lesson.on_a_gpu(model).things
+    table, *_ = lesson.on_a_gpu(model).things
     assert "Flat optimizer" in html(table)
-    if not lesson.recorded_rows():
-        assert "no run of an H200 is recorded" in html(rest[0]) and not any(c.isdigit() for c in rest[-1])
     where, fig, said = lesson.recorded_fusions()
     assert "Not this machine: NVIDIA H100" in html(where) and "train:gpt2/b8/s1024, bfloat16" in html(where)
     [gains] = [trace.text for trace in fig.data if trace.type == "scatter"]
@@ -87,6 +85,16 @@ def test_without_a_gpu_no_numbers_of_one_are_told(model: Model, monkeypatch: pyt
     monkeypatch.setattr(lesson.recorded, "all_newest", lambda: (row,))
     _, where, times, *_ = lesson.on_a_gpu(model).things
     assert "Not this machine" in html(where) and "train:gpt2/b8/s1024" in html(times)
+
+
+def test_recorded_steps_stand_workload_by_workload_under_short_names(model: Model) -> None:
+    _, where, times, *_ = lesson.on_a_gpu(model).things
+    assert "NVIDIA H200" in html(where) and "ranks" not in html(times)
+    rows = re.findall(r"<tr><td[^>]*>(.*?)</td><td[^>]*>(.*?)</td>", html(times))
+    workloads = [workload for workload, _ in rows]
+    assert workloads == sorted(workloads) and len(set(workloads)) < len(workloads)
+    own = [who for _, who in rows if who.startswith("EET Lab")]
+    assert own == ["EET Lab: all"] * len(set(workloads))
 
 
 def test_what_is_trained_is_told_saved_and_generates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from every_recipe import every_recipe, every_set, is_whole, needs
 
 from eet_lab.errors import RecipeError
 from eet_lab.labels import short_form
+from eet_lab.models.config import PRESETS
 from eet_lab.parts import Parts, replaced
 from eet_lab.scheduling import UP_TO_THE_SHORTEST
 from eet_lab.technique import (
@@ -19,6 +20,7 @@ from eet_lab.technique import (
     Recipe,
     Technique,
     everything,
+    is_in_all,
     knob,
     listed,
     names_in_all,
@@ -316,3 +318,13 @@ def test_without_one_technique_the_label_says_so() -> None:
     assert short_form(",".join(whole), "cuda") == "all"
     rest = ",".join(name for name in whole if name != "cuda_graphs")
     assert short_form(rest, "cuda") == "all - CUDA graphs"
+
+
+def test_the_label_of_training_knows_what_all_means_there() -> None:
+    trained = PRESETS["gpt2"].in_training
+    kinds = [kind for kind in registry().values() if kind.__module__.startswith("eet_lab.")]
+    whole = [kind.name for kind in kinds if is_in_all(kind, training=True) and kind().unfit(trained) is None]
+    assert "captured_steps" in whole and "cuda_graphs" not in whole
+    assert short_form(",".join(whole), "cuda", trained) == "all"
+    rest = ",".join(name for name in whole if name != "captured_steps")
+    assert short_form(rest, "cuda", trained) == "all - captured steps"

@@ -18,7 +18,7 @@ import torch
 from IPython.display import display
 
 from eet_lab.bench.fusion import FusionMap, PhaseWork, fusion_map, phases_of
-from eet_lab.bench.rows import Row
+from eet_lab.bench.rows import TRAIN, Row
 from eet_lab.bench.timeline_steps import NO_KERNELS, PHASES
 from eet_lab.bench.train_compare import TrainComparison, compare_training
 from eet_lab.bench.training import Batch
@@ -35,7 +35,7 @@ from eet_lab.techniques import ChunkedCrossEntropy
 from eet_lab.texts import generate
 from eet_lab.training import Example, Examples, Trainer
 from eet_lab.training.data import read_texts
-from eet_lab.training.demos import BUNDLED, TrainedDemo, demo_of, train_demo
+from eet_lab.training.demos import BUNDLED, Demo, TrainedDemo, demo_of, train_demo
 from eet_lab.words import MiB, brief, counted, ms_words, percent, plain
 
 NUM_TEXTS, LONGEST = 12, 96
@@ -50,9 +50,14 @@ PROMPTS = ("The built-in function", "If the object", "A class is")
 
 def untrained(device: str | None = None) -> Model:
     """The model that the lesson trains, with random weights, and the demo model's tokenizer."""
+    demo, device, dtype = _demo(device)
+    return demo.model(device, dtype)
+
+
+def _demo(device: str | None) -> tuple[Demo, str, torch.dtype]:
     device = checked_device(device)
-    demo = demo_of("gpt2-mini" if device.startswith("cuda") else "gpt2-tiny")
-    return demo.model(device, torch.bfloat16 if device.startswith("cuda") else torch.float32)
+    on_gpu = device.startswith("cuda")
+    return demo_of("gpt2-mini" if on_gpu else "gpt2-tiny"), device, torch.bfloat16 if on_gpu else torch.float32
 
 
 @cache
@@ -247,23 +252,18 @@ def fusions(model: Model) -> Shown:
 
 
 def on_a_gpu(model: Model) -> Shown:
-    """What is trained with on a GPU: which techniques there are, measured here or recorded, if either is there."""
+    """What is trained with on a GPU: which techniques there are, what was recorded, and what is measured here."""
     config = model.config.in_training
     kinds = [technique() for technique in registry().values() if "train" in technique.stages]
     why = {each.title: obstacle(each, model.device, config) for each in kinds}
     lines = [[title, reason.rstrip(".") if reason else "runs here"] for title, reason in why.items()]
     shown: list[Any] = [table(["technique of training", "here"], lines)]
-    rows = recorded_rows()
     if model.device == "cuda":
         found = compare_training(model, texts(model), "all", batch_rows=NUM_TEXTS)
         shown += [here(model), _compared(found, ("no technique", "all"))]
-    if rows:
-        times = [[row.workload, recorded.who(row), ms_words(row.total_ms.p50)] for row in rows if row.total_ms]
-        shown += [there(rows), table(["workload", "who", "a step"], times)]
-    elif model.device != "cuda":
-        shown.append(
-            noted("Not measured: there is no GPU here, and no run of an H200 is recorded for this lesson yet.", "cpu")
-        )
+    rows = recorded_rows()
+    times = [[row.workload, recorded.who(row), ms_words(ms)] for ms, row in rows]
+    shown += [there([row for _, row in rows]), table(["workload", "who", "a step"], times)]
     if model.device != "cuda":
         shown += recorded_fusions()
     return Shown(
@@ -297,25 +297,25 @@ def _from_to(pair: Sequence[str]) -> str:
     return f"from {pair[0]} to {pair[1]}"
 
 
-def recorded_rows() -> list[Row]:
-    """Training steps that an H200 took; none until the benchmark's file has some."""
-    return [row for row in recorded.all_newest() if row.workload.startswith("train:")]
+def recorded_rows() -> list[tuple[float, Row]]:
+    """Milliseconds of training steps on one H200, by workload and the fastest first."""
+    rows = (row for row in recorded.all_newest() if row.workload.startswith(TRAIN) and "/ranks" not in row.workload)
+    timed = ((row.total_ms.p50, row) for row in rows if row.total_ms)
+    return sorted(timed, key=lambda pair: (pair[1].workload, pair[0]))
 
 
 def train(device: str | None = None) -> TrainedDemo:
     """Train the lesson's model on this machine's own documentation, and say how far it is."""
-    device = checked_device(device)
-    on_gpu = device.startswith("cuda")
-    demo, line = demo_of("gpt2-mini" if on_gpu else "gpt2-tiny"), W.HTML("Reading Python’s documentation …")
+    demo, device, dtype = _demo(device)
+    line = W.HTML("Reading Python’s documentation …")
     display(line)
 
     def progress(done: int, total: int, words: str) -> None:
         if done % 10 == 0 or done == total:
             line.value = f"Step {done:,} of {total:,}, {words}"
 
-    config = demo.config.in_training
-    parts = Recipe.parse("all", "cuda" if on_gpu else "cpu", config).parts
-    return train_demo(demo, parts, device=device, dtype=torch.bfloat16 if on_gpu else torch.float32, progress=progress)
+    parts = Recipe.parse("all", device.partition(":")[0], demo.config.in_training).parts
+    return train_demo(demo, parts, device=device, dtype=dtype, progress=progress)
 
 
 def learned(found: TrainedDemo) -> Shown:

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 from eet_lab.bench import Comparison, Ladder, Rung, Workload, load_result
 from eet_lab.bench.measured import origin
-from eet_lab.bench.rows import Row, newest, read
+from eet_lab.bench.rows import TRAIN, Row, newest, read
 from eet_lab.labels import short_form
 from eet_lab.models.config import PRESETS, Config
+from eet_lab.models.loading import SHAPES
 from eet_lab.paths import PACKAGE, benchmarks_dir
 from eet_lab.technique import Recipe
 
@@ -139,6 +140,13 @@ def context(workload: Workload) -> float:
 def who(row: Row) -> str:
     """Who ran, in words."""
     if row.provider == OURS:
-        return f"EET Lab: {short_form(row.recipe, 'cuda')}"
+        return f"EET Lab: {short_form(row.recipe, 'cuda', _trained(row))}"
     name = row.provider.removeprefix("recorded:")
     return name if name == row.provider else f"{name} (in a run of its own)"
+
+
+def _trained(row: Row) -> Config | None:
+    """The shape of the model that a row of training is of."""
+    model = row.workload.removeprefix(TRAIN).partition("/")[0]
+    shape = next((shapes[model] for shapes in SHAPES if model in shapes), None)
+    return shape.in_training if shape and row.workload.startswith(TRAIN) else None
