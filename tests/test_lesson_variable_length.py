@@ -126,11 +126,8 @@ def test_an_engine_asks_the_driver_as_often_as_was_foreseen_on_paper(tiny: Any) 
         assert ran.calls == pool.calls.allocations + pool.calls.frees
 
 
-def test_the_peers_figures_are_labelled_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_peers_figures_are_labelled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(caching_allocator, "RECORDED", tmp_path / "none.json")
-    [note] = lesson.torch_allocator().things
-    assert "needs a GPU" in note.data
     streams = {"artifact": {"default": Cached((MiB, 4 * MiB), MiB, 2, 0)}}
     told = AllocatorTrace("Some GPU", "2.13", "2026-11-21T00:00:00", streams)
     path = tmp_path / "told.json"

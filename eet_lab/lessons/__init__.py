@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from eet_lab.figures.plans import packing
-from eet_lab.lessons.exercise import Exercise, Verdict
+from eet_lab.lessons.exercise import Exercise
 from eet_lab.lessons.prediction import Prediction, measured
 from eet_lab.lessons.show import Shown, source
 
-__all__ = ["Exercise", "Prediction", "Shown", "Verdict", "measured", "packing", "source"]
+__all__ = ["Exercise", "Prediction", "Shown", "measured", "source"]

@@ -328,8 +328,7 @@ best_batches = formula(
 
 def pads_and_passes(lengths: Sequence[int], rows: int, budget: int) -> tuple[int, int]:
     """Padded batches of `rows` in the order of arrival; packed passes of at most `budget` tokens in the same order."""
-    groups = [lengths[at : at + rows] for at in range(0, len(lengths), rows)]
-    pads = sum(len(group) * max(group) - sum(group) for group in groups)
+    pads = sum(len(group) * max(group) - sum(group) for group in _groups(lengths, rows))
     passes, left = 0, 0
     for length in lengths:
         if length > left:

@@ -237,9 +237,7 @@ ATTACKS = (
 
 
 def _by(name: str, recipe: Recipe) -> str:
-    """The technique's title, marked if the recipe has it already; a dash where there is none of it here."""
+    """The technique's title, marked if the recipe has it already."""
     if not name:
         return "more prompts"
-    if name not in registry():
-        return "–"
     return f"{registry()[name].title}{' (on already)' if name in recipe.names else ''}"

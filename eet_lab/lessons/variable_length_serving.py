@@ -111,14 +111,13 @@ def predict() -> Prediction:
 def naive(guess: Prediction) -> Shown:
     """No batching and naive padding on the same texts, on one clock."""
     runs = {name: served(name, LOAD) for name in (NONE, NAIVE)}
-    lost = served(NAIVE, LOAD)
     return Shown(
         batches(runs, "The same texts, one by one and in padded batches: the first 100 seconds", (0.0, 100e3)),
         f"You said: {guess}. A box is a pass, as wide as it takes and as high as the tokens that it computes. Texts "
         "that come while a pass runs wait, and are padded to the longest of them. While a large batch runs, more come, "
         "so the next batch is large, too, and most likely has a long text in it. In the end "
-        f"{percent(lost.waste)} of all that is computed are pads, and more comes than can be served: the queue grows "
-        f"for as long as texts come at this rate. One by one, the model is busy {percent(served(NONE, LOAD).busy)} of "
+        f"{percent(runs[NAIVE].waste)} of all that is computed are pads, and more comes than can be served: the queue "
+        f"grows for as long as texts come at this rate. One by one, the model is busy {percent(runs[NONE].busy)} of "
         "the time. So naive batching can lose to no batching at all. It ignores length.",
     )
 
