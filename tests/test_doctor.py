@@ -21,7 +21,7 @@ from eet_lab.monitor.nvml import Driver, Gpu
 from eet_lab.ops.native import toolchain
 from eet_lab.paths import cache_dir
 
-H200 = Gpu("GPU-1", "NVIDIA H200", (9, 0), 150 << 30, False)
+H200 = Gpu("NVIDIA H200", (9, 0))
 DRIVER = Driver("580.1", (13, 0), (H200,))
 
 
@@ -155,7 +155,7 @@ def test_the_kernels_and_the_doctor_ask_for_the_same(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    old = Driver("580.1", (13, 0), (Gpu("GPU-1", "Tesla T4", (7, 5), 16 << 30, False),))
+    old = Driver("580.1", (13, 0), (Gpu("Tesla T4", (7, 5)),))
     why = limits.gpu_too_old((7, 5))
     assert why in toolchain.available("cuda")
     assert why in gpu.check_gpu(old, "").found
@@ -222,7 +222,7 @@ def test_a_hidden_gpu_is_not_a_broken_one(monkeypatch):
 
 
 def test_an_old_gpu_is_named():
-    old = Driver("580.1", (13, 0), (Gpu("GPU-1", "Tesla T4", (7, 5), 16 << 30, False),))
+    old = Driver("580.1", (13, 0), (Gpu("Tesla T4", (7, 5)),))
     assert gpu.check_gpu(DRIVER, "").status == "ok"
     assert gpu.check_gpu(old, "").status == "warn"
 

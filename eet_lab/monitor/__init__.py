@@ -4,24 +4,6 @@ from __future__ import annotations
 
 from eet_lab.monitor.free import free_bytes_of
 from eet_lab.monitor.sampler import Sampler
-from eet_lab.monitor.sources import (
-    PsutilSource,
-    ReplaySource,
-    Sample,
-    Source,
-    energy_joules,
-    open_source,
-    record,
-)
+from eet_lab.monitor.sources import PsutilSource, Sample, Source, open_source, record
 
-__all__ = [
-    "PsutilSource",
-    "ReplaySource",
-    "Sample",
-    "Sampler",
-    "Source",
-    "energy_joules",
-    "free_bytes_of",
-    "open_source",
-    "record",
-]
+__all__ = ["PsutilSource", "Sample", "Sampler", "Source", "free_bytes_of", "open_source", "record"]

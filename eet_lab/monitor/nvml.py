@@ -30,11 +30,8 @@ THROTTLE_REASONS = {
 class Gpu:
     """One GPU as the driver lists it."""
 
-    uuid: str
     name: str
     capability: tuple[int, int]
-    memory_bytes: int
-    mig: bool
 
 
 @dataclass(frozen=True)
@@ -206,16 +203,7 @@ def _find(nvml: Any, uuid: str) -> Any:
 
 
 def _describe(nvml: Any, handle: Any) -> Gpu:
-    mig = False
-    with contextlib.suppress(nvml.NVMLError):  # GPUs that cannot do MIG answer "not supported"
-        mig = bool(nvml.nvmlDeviceGetMigMode(handle)[0])
-    return Gpu(
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        capability=tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
-        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        mig=mig,
-    )
+    return Gpu(_text(nvml.nvmlDeviceGetName(handle)), tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)))
 
 
 def _text(value: str | bytes) -> str:

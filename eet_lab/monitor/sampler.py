@@ -7,24 +7,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from eet_lab.monitor.sources import Sample, Source, energy_joules
+from eet_lab.monitor.sources import Sample, Source
+
+MOST_SAMPLES = 36_000
+"""An hour at the usual rate: older ones go."""
 
 
 class Sampler:
     """Reads `source` and `probes` at `hz` until it is closed. It only ever writes to its own buffer.
 
     `probes` are extra metrics of the caller's, such as torch's allocator; one that raises is turned off and
-    its reason kept in `missing`. The newest `capacity` samples stay. The thread is a daemon named
+    its reason kept in `missing`. The newest `MOST_SAMPLES` stay. The thread is a daemon named
     "eet-sampler". The sampler owns the source and closes it. `cost_s` is the time spent reading so far.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        hz: float = 10,
-        probes: Mapping[str, Callable[[], float]] | None = None,
-        capacity: int = 36_000,
-    ) -> None:
+    def __init__(self, source: Source, hz: float = 10, probes: Mapping[str, Callable[[], float]] | None = None) -> None:
         if not 0 < hz <= 1000:
             raise ValueError(f"hz is {hz}; it must be above 0 and at most 1000. The usual rate is 10.")
         self.source = source
@@ -32,8 +29,7 @@ class Sampler:
         self._period_s = 1 / hz
         self._probes = dict(probes or {})
         self._failed: dict[str, str] = {}
-        self._samples: deque[Sample] = deque(maxlen=capacity)
-        self._latest: dict[str, float] = {}
+        self._samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self._num_taken = 0
         self._lock = threading.Lock()
         self._reading = threading.Lock()
@@ -48,30 +44,19 @@ class Sampler:
         """Why a metric is not there, by name."""
         return {**self.source.missing, **self._failed}
 
-    @property
-    def paused(self) -> bool:
-        """Whether the thread is waiting for `resume`."""
-        return not self._resumed.is_set()
-
     def since(self, index: int = 0) -> tuple[list[Sample], int]:
         """Samples from number `index` on, and the index to ask with next time. Lost ones are skipped."""
         with self._lock:
             first = self._num_taken - len(self._samples)
             return list(self._samples)[max(index - first, 0) :], self._num_taken
 
-    def latest(self) -> dict[str, float]:
-        """The last known value of every metric."""
-        with self._lock:
-            return dict(self._latest)
-
     def sample_now(self) -> Sample:
         """Take one sample at once, on the caller's thread, also while paused or after closing."""
         with self._reading:
             start = time.perf_counter()
-            sample = Sample(start, {**self.source.read(), **self._read_probes()}, self.source.name)
+            sample = Sample(start, {**self.source.read(), **self._read_probes()})
             with self._lock:
                 self._samples.append(sample)
-                self._latest.update(sample.values)
                 self._num_taken += 1
             self.cost_s += time.perf_counter() - start
             return sample
@@ -83,14 +68,6 @@ class Sampler:
     def resume(self) -> None:
         """Go on reading."""
         self._resumed.set()
-
-    def condition(self) -> list[str]:
-        """Why a timing taken now would be doubtful; see `Source.condition`."""
-        return self.source.condition()
-
-    def energy_joules(self, between: tuple[float, float]) -> float | None:
-        """Energy used between two `perf_counter` times; None where there is no counter or no samples."""
-        return energy_joules(self.since()[0], between)
 
     def close(self) -> None:
         """End the thread and wait for it; may be called twice."""

@@ -1,12 +1,11 @@
 """What is measured while a model runs: a `Source` answers "what are the values now?".
 
 Every metric is optional. One that cannot be read leaves the set and its reason stays in `missing`; the rest
-goes on. Sources: `NvmlSource` (an NVIDIA GPU), `PsutilSource` (this process), `ReplaySource` (a past run).
+goes on. Sources: `NvmlSource` (an NVIDIA GPU), `PsutilSource` (this process).
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,6 @@ class Sample:
 
     t: float
     values: dict[str, float]
-    source: str
 
 
 class Source(Protocol):
@@ -138,51 +136,8 @@ class PsutilSource(MeteredSource):
         super().__init__("psutil", f"CPU process (psutil; {why})", meters, (psutil.Error,), missing)
 
 
-class ReplaySource:
-    """An earlier run: each read answers the recording's next sample, and nothing after the last one.
-
-    `recording` is what `record` makes; MonitorError when it is not.
-    """
-
-    name = "replay"
-
-    def __init__(self, recording: Mapping[str, Any]) -> None:
-        try:
-            self.label = f"{recording['label']} (recorded)"
-            self.metrics: dict[str, str] = dict(recording["metrics"])
-            self.missing: dict[str, str] = dict(recording["missing"])
-            self.times: list[float] = [float(sample["t"]) for sample in recording["samples"]]
-            self._values: list[dict[str, float]] = [dict(sample["values"]) for sample in recording["samples"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise MonitorError(
-                f"This is not a recording of a monitor: {error!r}. "
-                "A recording has label, metrics, missing and samples, each with t and values."
-            ) from error
-        self._next = 0
-
-    @property
-    def done(self) -> bool:
-        """Whether every sample has been read."""
-        return self._next >= len(self._values)
-
-    def read(self) -> dict[str, float]:
-        """The next sample's values; empty after the last one."""
-        if self.done:
-            return {}
-        self._next += 1
-        return dict(self._values[self._next - 1])
-
-    def condition(self) -> list[str]:
-        """A recorded run is never a measurement of this machine."""
-        return ["replayed from a recording, not measured here"]
-
-    def close(self) -> None:
-        """Skip what is left."""
-        self._next = len(self._values)
-
-
 def record(source: Source, samples: Sequence[Sample]) -> dict[str, Any]:
-    """A recording that `ReplaySource` plays and `json` can write; times start at the first sample."""
+    """A recording that `json` can write; times start at the first sample."""
     start = samples[0].t if samples else 0.0
     return {
         "label": source.label,
@@ -190,24 +145,6 @@ def record(source: Source, samples: Sequence[Sample]) -> dict[str, Any]:
         "missing": dict(source.missing),
         "samples": [{"t": round(sample.t - start, 6), "values": sample.values} for sample in samples],
     }
-
-
-def energy_joules(samples: Sequence[Sample], between: tuple[float, float]) -> float | None:
-    """Energy the device used between two `perf_counter` times, from its running total; None when unknown.
-
-    The total is interpolated between the samples around each end. The counter itself moves every 20 to
-    100 ms, so a figure for less than a second is rough.
-    """
-    points = [(s.t, s.values["energy_j"]) for s in samples if "energy_j" in s.values]
-    start, end = (_interpolate(points, t) for t in between)
-    return None if start is None or end is None else end - start
-
-
-def _interpolate(points: Sequence[tuple[float, float]], t: float) -> float | None:
-    for (t0, y0), (t1, y1) in itertools.pairwise(points):
-        if t0 <= t <= t1:
-            return y0 + (y1 - y0) * (t - t0) / (t1 - t0) if t1 > t0 else y1
-    return None
 
 
 def open_source(device: str = "cpu") -> Source:

@@ -258,9 +258,7 @@ def _watched(result: Result) -> dict[str, Measurement]:
 
 def _samples(recorded: Mapping[str, Any], m: Measurement, begun: float) -> list[Sample]:
     weights = {"weights_bytes": float(m.memory["weights"])}
-    return [
-        Sample(begun + each["t"], weights | each["values"], recorded["label"]) for each in recorded.get("samples", ())
-    ]
+    return [Sample(begun + each["t"], weights | each["values"]) for each in recorded.get("samples", ())]
 
 
 HZ = 10

@@ -67,7 +67,7 @@ def test_nvml_going_away_turns_metrics_off_and_sampling_goes_on(nvml):
         before = sampler.since()[1]
         wait_for(lambda: sampler.since()[1] > before + 3)
         assert sampler.since(before)[0][-1].values == {"mine": 1.0}
-        assert sampler.condition() == []
+        assert sampler.source.condition() == []
 
 
 def test_nvml_condition_names_sharing_and_throttling(nvml):
@@ -111,10 +111,16 @@ def test_nvml_close_lets_go_once(nvml):
 def test_find_driver_lists_gpus(nvml):
     driver = find_driver()
     assert (driver.version, driver.cuda) == ("595.10", (13, 2))
-    assert [gpu.uuid for gpu in driver.gpus] == nvml.uuids
-    assert driver.gpus[0].capability == (9, 0)
-    assert not driver.gpus[0].mig
+    assert [(gpu.name, gpu.capability) for gpu in driver.gpus] == [("NVIDIA Fake", (9, 0))] * 2
     assert nvml.num_users == 0
+
+
+def test_a_gpu_that_shares_the_machines_memory_is_found(nvml):
+    """NVML does not tell the memory of such a GPU, GB10 for example."""
+    nvml.broken |= dict.fromkeys(("memory_v1", "memory_v2"), "Not Supported")
+    assert len(find_driver().gpus) == 2
+    source = NvmlSource(UUID)
+    assert source.missing["memory_total_bytes"] == "NVML: Not Supported" and source.read()["power_w"] == 312.5
 
 
 @pytest.mark.gpu
@@ -125,21 +131,15 @@ def test_nvml_on_a_real_gpu():
     source = open_source("cuda")
     assert source.name == "nvml"
     with Sampler(source, hz=20) as sampler:
-        first = sampler.sample_now()
         end = time.perf_counter() + 2
         a = torch.randn(4096, 4096, device="cuda")
         while time.perf_counter() < end:
             a = torch.nn.functional.normalize(a @ a)
             torch.cuda.synchronize()
-        last = sampler.sample_now()
-        latest = sampler.latest()
-        joules = sampler.energy_joules((first.t, last.t))
-    assert latest["memory_used_bytes"] > block.numel()
-    assert joules is None or 20 < joules < 3000
-    assert 1 < latest["power_w"] < 2000
-    print(
-        source.label,
-        latest,
-        sampler.missing,
-        f"{joules} J, {sampler.cost_s / sampler.since()[1] * 1e3:.3f} ms a read",
-    )
+        samples, num_taken = sampler.since()
+    values = {name: value for sample in samples for name, value in sample.values.items()}
+    assert values["memory_used_bytes"] > block.numel()
+    assert 1 < values["power_w"] < 2000
+    joules = [sample.values["energy_j"] for sample in samples if "energy_j" in sample.values]
+    assert not joules or 20 < joules[-1] - joules[0] < 3000
+    print(source.label, values, sampler.missing, f"{sampler.cost_s / num_taken * 1e3:.3f} ms a read")

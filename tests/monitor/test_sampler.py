@@ -8,6 +8,7 @@ import time
 import pytest
 
 from eet_lab.monitor import Sampler
+from eet_lab.monitor import sampler as sampler_module
 from monitor.fakes import Counter, wait_for
 
 
@@ -23,8 +24,9 @@ def test_sampler_since_hands_out_each_sample_once():
     assert times == sorted(times)
 
 
-def test_sampler_ring_keeps_the_newest_and_its_numbering():
-    sampler = Sampler(Counter(), hz=1000, capacity=4)
+def test_sampler_ring_keeps_the_newest_and_its_numbering(monkeypatch):
+    monkeypatch.setattr(sampler_module, "MOST_SAMPLES", 4)
+    sampler = Sampler(Counter(), hz=1000)
     wait_for(lambda: sampler.since()[1] >= 12)
     sampler.close()
     samples, index = sampler.since(0)
@@ -47,7 +49,6 @@ def test_sampler_pause_and_resume():
     with Sampler(Counter(), hz=500) as sampler:
         wait_for(lambda: sampler.since()[1] >= 3)
         sampler.pause()
-        assert sampler.paused
         time.sleep(0.02)
         before = sampler.since()[1]
         time.sleep(0.05)
@@ -74,16 +75,12 @@ def test_sampler_probe_that_raises_is_turned_off_with_its_reason():
     with Sampler(Counter(), hz=500, probes={"bad": bad, "good": lambda: 3}) as sampler:
         wait_for(lambda: sampler.since()[1] >= 3)
         assert sampler.missing == {"bad": "RuntimeError: no allocator here"}
-        assert sampler.latest()["good"] == 3.0
+        assert sampler.since()[0][-1].values["good"] == 3.0
 
 
-def test_sampler_measures_energy_and_its_own_cost():
+def test_sampler_measures_its_own_cost():
     with Sampler(Counter(), hz=200) as sampler:
-        first = sampler.sample_now()
-        wait_for(lambda: sampler.since()[1] >= 8)
-        last = sampler.sample_now()
-        used = last.values["energy_j"] - first.values["energy_j"]
-        assert sampler.energy_joules((first.t, last.t)) == pytest.approx(used)
+        sampler.sample_now()
         assert sampler.cost_s > 0
 
 

@@ -1,14 +1,11 @@
-"""The other sources: psutil, recordings, and which of them is opened."""
+"""The other source, psutil, which of them is opened, and recordings."""
 
 from __future__ import annotations
 
 import json
 from types import SimpleNamespace
 
-import pytest
-
-from eet_lab.errors import MonitorError
-from eet_lab.monitor import PsutilSource, ReplaySource, Sample, energy_joules, open_source, record
+from eet_lab.monitor import PsutilSource, Sample, open_source, record
 from monitor.fakes import UUID, Counter
 
 
@@ -37,24 +34,8 @@ def test_open_source_says_why_nvml_is_not_used(nvml, monkeypatch):
     assert "version mismatch" in source.missing["memory_used_bytes"]
 
 
-def test_a_recording_replays_through_json():
-    samples = [Sample(100.0 + i, {"n": float(i)}, "counter") for i in range(3)]
-    source = ReplaySource(json.loads(json.dumps(record(Counter(), samples))))
-    assert source.label == "counter (recorded)"
-    assert source.times == [0.0, 1.0, 2.0]
-    assert [source.read() for _ in range(4)] == [{"n": 0.0}, {"n": 1.0}, {"n": 2.0}, {}]
-    assert source.done
-
-
-@pytest.mark.parametrize("bad", [{}, {"label": "x", "metrics": {}, "missing": {}, "samples": [{"t": 0}]}])
-def test_a_broken_recording_is_refused(bad):
-    with pytest.raises(MonitorError, match="not a recording"):
-        ReplaySource(bad)
-
-
-def test_energy_is_interpolated_between_samples():
-    samples = [Sample(float(t), {"energy_j": 100.0 * t}, "x") for t in range(4)]
-    assert energy_joules(samples, (0.5, 2.25)) == pytest.approx(175.0)
-    assert energy_joules(samples, (0.0, 3.0)) == pytest.approx(300.0)
-    assert energy_joules(samples, (2.0, 3.5)) is None, "nothing is known after the last sample"
-    assert energy_joules([], (0.0, 1.0)) is None
+def test_a_recording_goes_through_json():
+    samples = [Sample(100.0 + i, {"n": float(i)}) for i in range(3)]
+    recording = json.loads(json.dumps(record(Counter(), samples)))
+    assert (recording["label"], recording["metrics"], recording["missing"]) == ("counter", {"n": "1"}, {})
+    assert [(each["t"], each["values"]) for each in recording["samples"]] == [(t, {"n": t}) for t in (0.0, 1.0, 2.0)]

@@ -42,7 +42,7 @@ def test_the_live_bar_shows_the_weights_of_what_is_loaded(bench: Workbench) -> N
 
 def test_after_a_run_the_bar_shows_it_beside_what_is_held_now(bench: Workbench) -> None:
     samples = [
-        Sample(t, {"weights_bytes": 10.0, "planned_bytes": p, "process_rss_bytes": 50.0}, "psutil")
+        Sample(t, {"weights_bytes": 10.0, "planned_bytes": p, "process_rss_bytes": 50.0})
         for t, p in ((0.0, 0.0), (0.1, 7.0), (0.2, 0.0))
     ]
     live = bench.controller.page.live
