@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,44 @@ def test_a_later_run_without_others_does_not_hide_the_race():
     first = replace(peer, provider="hf-sdpa")
     assert readme.models([ours, first, alone, replace(peer, run="later")]) == readme.models([ours, first])
     assert readme.models([alone]).count("|") > readme.models([]).count("|"), "one that was alone is better than none"
+
+
+def test_a_line_has_its_date_and_what_our_newest_run_took_where_that_is_another_time():
+    rows = [row for row in read(ROOT / "benchmarks" / "h200.jsonl") if row.workload == "gpt2-xl/b1/p128/n128"]
+    ours = replace(next(row for row in rows if row.provider == "eet_lab"), date="2026-11-22T01:00:00")
+    peer, took = replace(ours, provider="a-peer", recipe=""), ours.tpot_ms.p50
+    later = [
+        replace(ours, run=f"later-{day}", date=f"2026-11-{day}T01:00:00", tpot_ms=Spread(ms, ms, ms))
+        for day, ms in ((24, 2 * took), (25, 1.05 * took))
+    ]
+    line = readme.models([ours, peer, *later]).splitlines()[2]
+    assert "ms a token (2026-11-22) |" in line
+    assert f"| **{readme.digits(took)}** ({readme.digits(1.05 * took)} on 11-25) |" in line
+    for other in ({"gpu": "NVIDIA H100 80GB HBM3"}, {"equality": "failed"}, {"tpot_ms": ours.tpot_ms}):
+        [line] = readme.models([ours, peer, replace(later[1], **other)]).splitlines()[2:]
+        assert f"| **{readme.digits(took)}** |" in line
+
+
+def test_what_the_readme_says_of_builds_is_in_the_file_that_it_links():
+    [said] = re.findall(r"\[build\]\(benchmarks/h100-build\.json\) in (.*?)\.\s", (ROOT / "README.md").read_text())
+    found = json.loads((ROOT / "benchmarks" / "h100-build.json").read_text())
+    seconds = [max(found["seconds_until"].values()), *sorted(found["with_start_s"].values())]
+    assert re.findall(r"\d+", said) == [f"{each:.0f}" for each in seconds]
+
+
+def test_fusion_maps_that_are_told_of_are_of_the_model_that_their_workload_names():
+    texts = [(ROOT / "README.md").read_text(), (ROOT / "notebooks" / "08_fast_training.ipynb").read_text()]
+    told = [call for text in texts for call in re.findall(r"fusion_map\((.*?/s\d+)", text.replace("\\", ""))]
+    assert len(told) == 2
+    for call in told:
+        [model], [workload] = re.findall(r'load\("(.+?)"\)', call), re.findall(r'"train:(.+?)/', call)
+        assert model == workload
+
+
+def test_what_serves_imports_the_client_that_it_uses():
+    section = (ROOT / "README.md").read_text().split("## Serve a model")[1]
+    block = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+    assert "openai." in block and block.startswith("import openai")
 
 
 def test_missing_markers_are_named(tmp_path):

@@ -62,6 +62,8 @@ OPS = (
 )
 GPU = "H200"
 """What has measured all rows but those that say another."""
+TOLD = 0.01
+"""A later time of ours is told where it is off by this share."""
 BATCH = "gpt2-xl/b16/p16-960/n64"
 STREAM = Stream.parse("gpt2-xl/r200/p1-960/n16")
 PREFIX = "/shared"
@@ -169,16 +171,30 @@ def _line(name: str, rows: Sequence[Row], metric: str, scale: float) -> str | No
     took = sorted(
         ((getattr(row, metric).p50 * scale, row) for row in race if getattr(row, metric)), key=lambda pair: pair[0]
     )
-    ours = [pair for pair in took if pair[1].provider == OURS and not _is_lossy(pair[1]) and _is_equal(pair[1])]
+    ours = [pair for pair in took if _counts(pair[1])]
     if not ours:
         return None
     best, row = ours[0]
     others = (f"{other.provider} {digits(each)}" for each, other in took if not other.provider.startswith(OURS))
     is_decode = metric != "ttft_ms" and "prefill" not in name  # the floor is that of a decode step's reads
     share = percent(row.mfu or (row.share_of_ceiling if is_decode else None))
-    if GPU not in row.gpu:
-        name = f"{name} ({row.gpu.split()[1]})"
-    return f"| {name} | **{digits(best)}** | {share} | {', '.join(others) or '–'} |"
+    where = [] if GPU in row.gpu else [row.gpu.split()[1]]
+    name = f"{name} ({', '.join([*where, row.date[:10]])})"
+    since = _alone_since(row, rows, metric)
+    later = f" ({digits(getattr(since, metric).p50 * scale)} on {since.date[5:10]})" if since else ""
+    return f"| {name} | **{digits(best)}**{later} | {share} | {', '.join(others) or '–'} |"
+
+
+def _alone_since(row: Row, rows: Sequence[Row], metric: str) -> Row | None:
+    """The fastest of our newest run on such a GPU after that of a row, if it took another time."""
+    later = [each for each in rows if each.date > row.date and (each.gpu, each.dtype) == (row.gpu, row.dtype)]
+    ours = [each for each in later if each.run != row.run and getattr(each, metric) and _counts(each)]
+    if not ours:
+        return None
+    run = max(ours, key=lambda each: each.date).run
+    best = min((each for each in ours if each.run == run), key=lambda each: getattr(each, metric).p50)
+    ratio = getattr(best, metric).p50 / getattr(row, metric).p50
+    return best if abs(ratio - 1) >= TOLD else None
 
 
 def _last_race(rows: Sequence[Row]) -> list[Row]:
@@ -194,6 +210,10 @@ def _last_race(rows: Sequence[Row]) -> list[Row]:
     races = [run for run in own if not all(row.provider.startswith(OURS) for row in run)]
     whole = [run for run in races if any(row.provider.startswith("hf-") for row in run)]
     return [*(whole or races or own or [[]])[-1], *recorded]
+
+
+def _counts(row: Row) -> bool:
+    return row.provider == OURS and not _is_lossy(row) and _is_equal(row)
 
 
 def _is_lossy(row: Row) -> bool:
