@@ -85,11 +85,11 @@ def entered(
     providers = named(providers, PROVIDERS, beside="; single ops (op:...) have others")
     chosen, repeated = distinct(recipes, device, model.config) if OURS in providers else ([], [])
     rows = checked_prompts(workload.prompts(model.config.vocab_size), Settings(workload.new_tokens), model.config)
-    peers = {name: PEERS[name].unavailable(device, model.config) for name in providers if name in PEERS}
+    peers = {name: PEERS[name].unavailable(device) for name in providers if name in PEERS}
     others, absent = timing.split(peers)
     if not chosen and not others:
-        why = "; ".join(absent) or "no recipe is given"
-        raise PromptError(f"Nothing is left to time: {why}. Add {OURS}, or others.")
+        why = "; ".join(absent) or "no provider is named"
+        raise PromptError(f"Nothing is left to time: {why}. Add {OURS}, or another of {', '.join(PEERS)}.")
     fitting, too_large = check_fit(model.decoder, device, workload, chosen)
     return Entries(fitting, others, [*absent, *repeated, *too_large], rows)
 
