@@ -250,9 +250,9 @@ def test_a_table_says_with_what_it_was_taken(result):
     ("ms", "launches", "said"),
     [
         (24.0, (100, 90), None),
-        (26.0, (100, 100), "100 launches a token, where that one has 100; the host slowed down more likely"),
+        (26.0, (100, 100), "100 launches a token, where that one has 100; more likely, the host slowed down"),
         (26.0, (100, 110), "110 launches a token, where that one has 100."),
-        (40.0, (100, 110), "the host slowed down more likely"),
+        (40.0, (100, 110), "more likely, the host slowed down"),
         (26.0, (None, 110), "or the host slowed down"),
     ],
 )
