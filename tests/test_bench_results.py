@@ -279,7 +279,7 @@ def test_the_recorded_ladders_of_xl_say_which_rungs_leave_a_step_as_it_is():
         ("-one-row", "Pre-padding, Packed prefill"),
     ):
         text = load_result(SHIPPED / f"h200-ladder-gpt2-xl{name}.json").to_text()
-        assert f"As many launches a token as the rung before: {alike}. By what" in text
+        assert f"As many launches a token as the rung before: {alike}. So what" in text
 
 
 def test_the_recorded_ladder_of_xl_says_what_mask_removal_launches():
