@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -72,6 +74,15 @@ def test_a_small_error_is_no_rounding_in_fp32(monkeypatch):
 
 
 OFF = torch.randn(4096, generator=torch.Generator().manual_seed(0))[None, None] * 1e-3
+
+
+def test_what_is_not_a_number_is_told_and_loses_no_row(monkeypatch, tmp_path):
+    monkeypatch.setattr(held_out, "by_steps", lambda *given: torch.full((4, 12, 4096), torch.nan))
+    [row] = measure_accuracy(load("demo", device="cpu"), WORKLOAD, "baseline")[0]
+    assert row.equality == "KL is not finite: logits are NaN or infinite" and "NLL" in accuracy_table([row])
+    [path] = append([row, replace(row, kl=1.0, nll=2.0)], tmp_path)
+    lost, kept = read(path)
+    assert (lost.kl, lost.nll, kept.kl, kept.nll) == (None, None, 1.0, 2.0) and "NLL" in markdown([lost])
 
 
 def test_random_weights_have_no_accuracy(tiny):

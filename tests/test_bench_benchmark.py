@@ -250,3 +250,16 @@ def test_the_same_recipe_in_other_words_is_timed_once(tiny):
     told = f"{NO_PADS} was given 2 times, as '{words[0]}' and '{words[1]}': it is timed once."
     assert told in remarks
     assert distinct("all", "cpu")[1] == []
+
+
+@pytest.mark.parametrize(
+    ("recipes", "providers", "says"),
+    [
+        ([], ["eet_lab", "hf-sdpa"], r"No recipe is given. Name one, such as 'all', or leave eet_lab out"),
+        ("all", [], "no provider is named. Add eet_lab, or another of hf-eager, hf-sdpa"),
+        ("all", ["hf-max-autotune"], "on a GPU only. Add eet_lab, or another of hf-eager"),
+    ],
+)
+def test_nobody_to_time_is_told(tiny, recipes, providers, says):
+    with pytest.raises(PromptError, match=says):
+        benchmark(tiny, "tiny/b1/p4/n4", recipes, providers)

@@ -108,6 +108,8 @@ def test_vectors_that_are_off_do_not_pass():
 def test_what_cannot_be_encoded_is_told():
     with pytest.raises(PromptError, match="no provider 'onnx' of texts"):
         encode_all(ours("bert"), WORKLOAD, "all", "onnx")
+    with pytest.raises(PromptError, match="No recipe is given"):
+        encode_all(ours("bert"), WORKLOAD, [])
     with pytest.raises(ModelError, match="encoder"):
         encode_all(decoder("llama"), WORKLOAD)
     stop = threading.Event()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from random import Random
 from statistics import median
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eet_lab.bench.measured import TIMES
 from eet_lab.bench.paired import DETAILS, LEAST_PAIRS, LEVEL, Change, left_off, median_interval, memory_words
-from eet_lab.bench.timing import MOST_ROUNDS, Rounds, Series, Tally, counterbalanced, in_turn
+from eet_lab.bench.timing import MOST_ROUNDS, Rounds, Series, Tally, counterbalanced, in_turn, ready
 
 times = st.floats(0.01, 1e5)
 pairs = st.lists(st.tuples(times, times), min_size=1, max_size=40)
@@ -52,6 +54,13 @@ def test_a_drifting_clock_is_no_effect(drift, num_pairs):
     assert change.verdict == "cannot tell apart" and not change.is_told
     assert change.kind == "dim"
     assert "cannot tell apart" in change.words("total_ms")
+
+
+def test_who_fails_is_left_out_without_importing_a_compiler(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    monkeypatch.setitem(vars(torch), "_dynamo", None)
+    made, remarks = ready({"a": lambda: 1, "b": lambda: 1 // 0, "c": lambda: 3}, (), Tally(3, None), None)
+    assert made == {"a": 1, "c": 3} and remarks[0].startswith("b failed: ZeroDivisionError: ")
 
 
 def test_in_blocks_the_same_drift_would_be_one():

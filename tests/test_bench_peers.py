@@ -7,13 +7,14 @@ import re
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eet_lab.bench import Spread, Workload, benchmark, launches, peers
+from eet_lab.bench import Spread, Workload, benchmark, launches, peers, workloads
 from eet_lab.bench import cost as costs
 from eet_lab.bench.cost import LaunchCost, predicted_ms, step_cost, step_weight_bytes, streaming_gb_per_s
 from eet_lab.bench.launches import StepLaunches, num_kernels
@@ -59,6 +60,16 @@ def test_workloads_are_evenly_spaced_and_repeatable():
     assert workload.lengths == (16, 87, 158, 229, 299, 370, 441, 512)
     assert workload.prompts(100) == workload.prompts(100)
     assert [len(row) for row in workload.prompts(100)] == list(workload.lengths)
+
+
+def test_only_prompts_that_are_drawn_are_bounded_in_all():
+    """Of prompts that were given the lengths between the ends are not known."""
+    given = workloads.describe("tiny", [[1]] * 30_000 + [[1] * 1000], 4)
+    assert given == "tiny/b30001/p1-1000/n4"
+    with pytest.raises(PromptError, match="30,001 prompts from 1 to 1,000 tokens are 15,015,500 in all, but a"):
+        Workload("tiny", 30_001, 1, 1000, 4).prompts(99)
+    with pytest.raises(PromptError, match="1 prompt from .* a stream has at most .* Take fewer requests"):
+        Stream.parse("tiny/r1/p99999999-99999999/n4")
 
 
 @pytest.mark.parametrize("text", ["gpt2", "gpt2/b8", "gpt2/b0/p4/n4", "gpt2/b1/p9-4/n4", "gpt2/b1/p4/n0", "/b1/p1/n1x"])
@@ -207,6 +218,17 @@ def test_a_processor_reads_as_fast_as_its_fastest_way_to_read(monkeypatch):
     assert streaming_gb_per_s.__wrapped__("cpu") == pytest.approx(2**20 / 2.0 / 1e6)
     took["mv"] = 8.0
     assert streaming_gb_per_s.__wrapped__("cpu") == pytest.approx(2**20 / 4.0 / 1e6)
+
+
+def test_the_rate_of_a_gpu_that_is_nearly_full_is_not_that_of_its_cache(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=50 * 2**20))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**27, 2**36))
+    monkeypatch.setattr(costs, "free_bytes_of", lambda device: 2**27)
+    monkeypatch.setattr(torch, "ones", lambda num, device: asked.append(4 * num) or torch.empty(1))
+    monkeypatch.setattr(costs, "took_ms", lambda work, device: 1.0)
+    streaming_gb_per_s.__wrapped__("cuda")
+    assert asked == [200 * 2**20]
 
 
 def test_expanding_int8_weights_is_predicted_and_told(monkeypatch):

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
+import torch
 from test_bench_results import HERE, comparison
 
 from eet_lab.bench import compare, load_result, measured
@@ -32,6 +34,19 @@ def test_the_id_tells_nothing_and_differs_between_hosts(monkeypatch):
     measured.machine_id.cache_clear()
     monkeypatch.setattr("socket.gethostname", lambda: "another")
     assert machine_id("cpu") != before
+    measured.machine_id.cache_clear()
+
+
+def test_each_gpu_has_an_id_and_all_that_are_seen_are_here(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: SimpleNamespace(uuid=f"gpu {at}"))
+    measured.machine_id.cache_clear()
+    first, second = (machine_id(f"cuda:{at}") for at in range(2))
+    assert first == machine_id("cuda") != second
+    assert all(is_here(replace(HERE, device_kind="cuda", machine=each)) for each in (first, second))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert not is_here(replace(HERE, device_kind="cuda", machine=second))
     measured.machine_id.cache_clear()
 
 

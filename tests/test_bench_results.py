@@ -250,9 +250,9 @@ def test_a_table_says_with_what_it_was_taken(result):
     ("ms", "launches", "said"),
     [
         (24.0, (100, 90), None),
-        (26.0, (100, 100), "100 launches a token, where that one has 100; the host slowed down more likely"),
+        (26.0, (100, 100), "100 launches a token, where that one has 100; more likely, the host slowed down"),
         (26.0, (100, 110), "110 launches a token, where that one has 100."),
-        (40.0, (100, 110), "the host slowed down more likely"),
+        (40.0, (100, 110), "more likely, the host slowed down"),
         (26.0, (None, 110), "or the host slowed down"),
     ],
 )
@@ -279,7 +279,7 @@ def test_the_recorded_ladders_of_xl_say_which_rungs_leave_a_step_as_it_is():
         ("-one-row", "Pre-padding, Packed prefill"),
     ):
         text = load_result(SHIPPED / f"h200-ladder-gpt2-xl{name}.json").to_text()
-        assert f"As many launches a token as the rung before: {alike}. By what" in text
+        assert f"As many launches a token as the rung before: {alike}. So what" in text
 
 
 def test_the_recorded_ladder_of_xl_says_what_mask_removal_launches():

@@ -234,6 +234,12 @@ def test_bad_input_is_one_line_on_stderr(words, says, capsys):
     assert "Traceback" not in streams.err
 
 
+def test_repeats_that_are_no_number_are_told(capsys):
+    with pytest.raises(SystemExit):
+        main(["compare", "--repeats", "abc"])
+    assert "--repeats: 'abc' is neither auto nor a whole number, such as 6" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["techniques", "generate", "compare", "bench"])
 def test_help_teaches_with_examples(command, capsys):
     with pytest.raises(SystemExit):

@@ -311,7 +311,7 @@ def test_text_keeps_commands_whole_and_sums_up():
     checks = [Check("a", "ok", "fine"), Check("long name", "fail", "word " * 40, "pip install " + "x" * 100)]
     text = to_text(checks, width=60)
     assert "-> pip install " + "x" * 100 in text
-    assert text.endswith("1 of 2 checks failed: type what stands behind ->")
+    assert text.endswith("1 of 2 checks failed: do what stands behind ->")
     assert max(len(line) for line in text.splitlines() if "->" not in line) <= 60
     assert "\x1b" not in text
     assert "\x1b" in to_text(checks, color=True)

@@ -19,8 +19,9 @@ from eet_lab.bench.measured import Spread
 from eet_lab.bench.paired import Change
 from eet_lab.bench.profiler_trace import PHASE, read_steps
 from eet_lab.bench.timeline import Timelines, decode, encode, write_trace
-from eet_lab.bench.timeline_steps import PHASES
-from eet_lab.errors import Cancelled, PromptError
+from eet_lab.bench.timeline_steps import PHASES, timelines, training_timeline
+from eet_lab.bench.training import train_all
+from eet_lab.errors import Cancelled, ModelError, PromptError
 from eet_lab.figures import fusion as drawn
 from eet_lab.figures.timeline import short_caption
 from eet_lab.ops import native
@@ -154,6 +155,12 @@ def test_phases_on_a_gpu_are_those_of_their_launches():
     device = [span for span in step.spans if span.kind == "phase" and span.lane == "device"]
     assert [(span.name, round(span.dur_us)) for span in device] == [("forward", 50), ("backward", 70), ("update", 9)]
     assert [phase for phase, _ in fusion._of_phases(step)] == [*PHASES]
+
+
+def test_a_name_is_no_model():
+    for work in (fusion_map, eet_lab.training_timelines, training_timeline, train_all, timelines):
+        with pytest.raises(ModelError, match=r"it must be a loaded model: eet_lab.load\('demo'\)"):
+            work("demo", BATCH)
 
 
 def test_a_stop_ends_both():

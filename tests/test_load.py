@@ -348,5 +348,8 @@ def test_the_command(tmp_path, capsys):
     )
     assert main(["load", "http://127.0.0.1:9", "--requests", "1"]) == 2
     assert main(["load", "--trace", "a.csv", "--rate", "3"]) == 2
-    assert main(["load", "--tpot", "nan"]) == 2
+    capsys.readouterr()
+    assert main(["load", "--tpot", "nan"]) == 2 and "--tpot is nan, but it must be a" in capsys.readouterr().err
+    assert main(["load", "--endpoint", "embeddings", "--new-tokens", "9"]) == 2
+    assert "--new-tokens is for answers" in capsys.readouterr().err
     assert main(["load", "--api-key-file", str(tmp_path / "none")]) == 2

@@ -134,6 +134,7 @@ def test_every_policy_has_a_card(name, capsys):
         (["--recipe", "all"], "--recipe is for measuring a table. Add --model"),
         (["--model", "demo", "--table", "demo-cpu"], "Leave one of them out"),
         (["--save", "no/where.json"], "no/where.json cannot be written"),
+        (["--table", "bert-base-cpu", "--new-tokens", "50"], "--new-tokens is for answers, but the table is of an enc"),
         (["--table", "bert-base-cpu", "--policy", "continuous_batching"], "not for an encoder"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -195,6 +197,12 @@ def test_the_command_trains_and_saves(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.startswith("forty two >> ")
     assert main(["train", "translater-tiny"]) == 2 and "Did you mean 'translator-tiny'" in capsys.readouterr().err
     assert main(["train", "vit-tiny", "--steps", "0"]) == 2 and "eet-lab: steps is 0, but" in capsys.readouterr().err
+    stop = threading.Event()
+    monkeypatch.setattr("eet_lab.commands.train.stoppable", lambda: nullcontext(stop))
+    monkeypatch.setattr("eet_lab.commands.terminal.ProgressLine.__call__", lambda *_: stop.set())
+    words[3] = "20"
+    assert main(words) == 130 and "at first; stopped before it was measured again" in capsys.readouterr().out
+    assert main(words) == 130 and "0 steps in" in (told := capsys.readouterr().out) and "out was measured\n" in told
     monkeypatch.setattr(demos, "train_demo", lambda *_, **__: pytest.fail("it trained"))
     assert main(["train", "vit-tiny", "--device", "cpu", "--save", __file__]) == 2
     assert "The model cannot be saved in" in capsys.readouterr().err

@@ -85,11 +85,11 @@ def entered(
     providers = named(providers, PROVIDERS, beside="; single ops (op:...) have others")
     chosen, repeated = distinct(recipes, device, model.config) if OURS in providers else ([], [])
     rows = checked_prompts(workload.prompts(model.config.vocab_size), Settings(workload.new_tokens), model.config)
-    peers = {name: PEERS[name].unavailable(device, model.config) for name in providers if name in PEERS}
+    peers = {name: PEERS[name].unavailable(device) for name in providers if name in PEERS}
     others, absent = timing.split(peers)
     if not chosen and not others:
-        why = "; ".join(absent) or "no recipe is given"
-        raise PromptError(f"Nothing is left to time: {why}. Add {OURS}, or others.")
+        why = "; ".join(absent) or "no provider is named"
+        raise PromptError(f"Nothing is left to time: {why}. Add {OURS}, or another of {', '.join(PEERS)}.")
     fitting, too_large = check_fit(model.decoder, device, workload, chosen)
     return Entries(fitting, others, [*absent, *repeated, *too_large], rows)
 
@@ -114,23 +114,18 @@ def _timed(
         made, absent = peers.make(others, model.decoder, rows, settings)
         providers: list[Provider] = [*ours, *(PeerProvider(peer, model, rows) for peer in made)]
         try:
-            makers = {each.name: partial(_prepared, each, check, tally) for each in providers}
+            makers = {each.name: partial(each.prepare, check, tally.building) for each in providers}
             ready, failed = timing.ready(makers, [each.name for each in ours], tally, cancel)
-            series = [Series(each.name, each.time) for each in ready]
+            series = [Series(name, each.time) for name, each in ready.items()]
             timing.in_turn(series, Rounds(repeats), tally, cancel)
             shared = {"workload": str(workload), "dtype": model.dtype}
-            timed = zip(ready, series, strict=True)
+            timed = zip(ready.values(), series, strict=True)
             found = [taken(model.device, **shared, **each.figures(its.runs)) for each, its in timed]
         finally:
             for each in providers:
                 each.close()
     doubts = dict.fromkeys(f"{each.name}: {warning}" for each in ours for warning in each.warnings)
     return found, [*timing.split(absent)[1], *failed], list(doubts)
-
-
-def _prepared(provider: Provider, check: ParityCheck, tally: Tally) -> Provider:
-    provider.prepare(check, tally.building)
-    return provider
 
 
 def _quality(model: Model, recipes: Sequence[Recipe], tally: Tally, cancel: Cancel | None) -> list[str]:
@@ -157,8 +152,9 @@ class Provider(Protocol):
 
     name: str
 
-    def prepare(self, check: ParityCheck, progress: Progress) -> None:
-        """Build, compile, warm up, and check the output."""
+    def prepare(self, check: ParityCheck, progress: Progress) -> Provider:
+        """Build, compile, warm up, check the output, and return itself."""
+        ...
 
     def time(self) -> Any:
         """One measured run."""
@@ -180,9 +176,10 @@ class RecipeProvider:
         self._parity: Parity | None = None
         self.warnings: tuple[str, ...] = ()
 
-    def prepare(self, check: ParityCheck, progress: Progress) -> None:
+    def prepare(self, check: ParityCheck, progress: Progress) -> RecipeProvider:
         tokens = self.subject.prepare(progress)
         self._parity = check.judge(self._recipe.parts, tokens, self._recipe.tolerance)
+        return self
 
     def time(self) -> TimedRun:
         return self.subject.run()
@@ -231,10 +228,11 @@ class PeerProvider:
         self.name, self._peer, self._model, self._rows = peer.name, peer, model, rows
         self._equality, self._same = "", False
 
-    def prepare(self, check: ParityCheck, progress: Progress) -> None:
+    def prepare(self, check: ParityCheck, progress: Progress) -> PeerProvider:
         firsts, margins = check.first_differences(self._peer.prepare().tokens)
         self._same = not any(first is not None for first in firsts)
         self._equality = check.doubt(firsts, margins) or "passed"
+        return self
 
     def time(self) -> Timing:
         return self._peer.time()

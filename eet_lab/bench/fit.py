@@ -31,7 +31,7 @@ from eet_lab.monitor import free_bytes_of
 from eet_lab.parts import KeepsWeights, Parts
 from eet_lab.scheduling import LEFT_PADDED
 from eet_lab.technique import Recipe
-from eet_lab.words import sized
+from eet_lab.words import GiB, sized
 
 if TYPE_CHECKING:
     from eet_lab.bench.op_workloads import OpWorkload
@@ -264,7 +264,6 @@ def benchmark_peak(baseline: RecipeFit, entered: Sequence[RecipeFit], check: Par
 
 DRAWN_BYTES = 4  # random numbers are drawn on the host in fp32
 EXACT_BYTES = 8  # the reference computes in fp64
-GIB = 2**30
 
 
 def check_op_fit(workload: OpWorkload, device: str, dtype: torch.dtype, num_copies: int) -> None:
@@ -280,6 +279,6 @@ def check_op_fit(workload: OpWorkload, device: str, dtype: torch.dtype, num_copi
     for where, kind, needed in (("this machine", "cpu", host), ("the GPU", device, copies)):
         if needed > (free := free_bytes_of(torch.device(kind))):
             raise OutOfMemory(
-                f"{workload} needs about {needed / GIB:,.1f} GiB, but {where} has {free / GIB:,.1f} GiB free. "
+                f"{workload} needs about {needed / GiB:,.1f} GiB, but {where} has {free / GiB:,.1f} GiB free. "
                 "Give smaller sizes, or half precision."
             )

@@ -32,6 +32,7 @@ from eet_lab.bench.training import Batch
 from eet_lab.bench.workloads import TrainBatch
 from eet_lab.devices import present
 from eet_lab.models import Model
+from eet_lab.models.on_device import on_any_device
 from eet_lab.ops import native
 from eet_lab.parts import Parts
 from eet_lab.progress import Cancel, Progress, raise_if_cancelled
@@ -138,6 +139,7 @@ class FusionMap:
         return pd.DataFrame.from_records(rows, index=["technique", "phase"])
 
 
+@on_any_device
 def fusion_map(
     model: Model,
     workload: TrainBatch | str,
@@ -165,17 +167,15 @@ def fusion_map(
     budget_s = PAIR_BUDGET_S / 2 * len(climb) if budget_s is None else budget_s
     rounds = Rounds(repeats, budget_s, lambda: [each[STEP] for each in _changes(steps, phases) if STEP in each])
     tally = Tally(len(climb) * (1 + 2 * rounds.expected), progress)
-    with cpu_threads(model.device), present(model.network.device):
-        rungs = []
-        for _, _, chosen in climb:
-            raise_if_cancelled(cancel, "The benchmark")
-            tally.say(f"counting the step of {chosen}")
-            rungs.append(_Rung(batch, chosen.parts, model.device, cancel))
-            tally.finish()
-        steps = [Series(str(chosen), rung.step_ms) for (_, _, chosen), rung in zip(climb, rungs, strict=True)]
-        phases = [Series(f"phases of {each.name}", rung.phase_ms) for each, rung in zip(steps, rungs, strict=True)]
-        timing.in_turn([*steps, *phases], rounds, tally, cancel)
-    found = []
+    rungs, found = list[_Rung](), list[FusionRung]()
+    for _, _, chosen in climb:
+        raise_if_cancelled(cancel, "The benchmark")
+        tally.say(f"counting the step of {chosen}")
+        rungs.append(_Rung(batch, chosen.parts, model.device, cancel))
+        tally.finish()
+    steps = [Series(str(chosen), rung.step_ms) for (_, _, chosen), rung in zip(climb, rungs, strict=True)]
+    phases = [Series(f"phases of {each.name}", rung.phase_ms) for each, rung in zip(steps, rungs, strict=True)]
+    timing.in_turn([*steps, *phases], rounds, tally, cancel)
     for (name, _, chosen), rung, step, phase, changes in zip(
         climb, rungs, steps, phases, [{}, *_changes(steps, phases)], strict=True
     ):

@@ -11,6 +11,7 @@ B rows, S tokens of a window, T tokens of a pass, N forced tokens of a row, C ch
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -22,8 +23,8 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, nll_loss
 from eet_lab.bench.measured import Perplexity
 from eet_lab.bench.parity import recorded, reference_logits
 from eet_lab.bench.peers import to_hf
-from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
-from eet_lab.bench.workloads import ACCURACY, HeldOut, Workload
+from eet_lab.bench.rows import ACCURACY, OURS, Row, credited, distinct, named, taken
+from eet_lab.bench.workloads import HeldOut, Workload
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import Cancelled, ModelError, PromptError
@@ -272,13 +273,14 @@ def distance(precise: Tensor, got: Tensor, following: Sequence[Sequence[int]]) -
 
 
 def _row(workload: HeldOut, name: str, model: Model, found: Distance, bound: float) -> Row:
-    is_within = found.kl <= bound  # NaN is not
+    told = f"KL {plain(found.kl)}, its bound is {plain(bound)}"
+    told = told if math.isfinite(found.kl) else "KL is not finite: logits are NaN or infinite"
     return taken(
         model.device,
         workload=str(workload),
         **credited(name, (HF,)),
         dtype=model.dtype,
-        equality="passed" if is_within else f"KL {plain(found.kl)}, its bound is {plain(bound)}",
+        equality="passed" if found.kl <= bound else told,  # NaN is not
         kl=found.kl,
         nll=found.nll,
     )

@@ -39,6 +39,7 @@ from eet_lab.codec import (
     Some,
     Text,
 )
+from eet_lab.devices import choices, kind_of
 from eet_lab.errors import MonitorError
 from eet_lab.models import Model
 from eet_lab.paths import PACKAGE, is_clone
@@ -297,7 +298,7 @@ def environment(model: Model) -> Environment:
         dtype=model.dtype,
         model=model.name,
         model_label=model.label,
-        machine=machine_id(model.device),
+        machine=machine_id(str(model.network.device)),
     )
 
 
@@ -353,26 +354,28 @@ MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 @lru_cache
 def machine_id(device: str) -> str | None:
-    """An id of this machine and its `device` ("cpu" or "cuda"), the same in every process; None without that device.
+    """An id of this machine and its `device` ("cpu" or "cuda:1"), the same in every process; None without that device.
 
     A hash: nothing of it can be read back. Containers made from one image share their machine id, so the host's name
     and the GPU's own id are in it. Where a host is renamed, what it measured before counts as recorded elsewhere.
     """
-    parts = [socket.gethostname(), device]
+    kind, _, number = device.partition(":")
+    parts = [socket.gethostname(), kind]
     for path in MACHINE_IDS:
         with suppress(OSError):
             parts.append(Path(path).read_text(encoding="ascii", errors="replace").strip())
             break
-    if device != "cpu":
+    if kind != "cpu":
         if not torch.cuda.is_available():
             return None
-        parts.append(str(torch.cuda.get_device_properties(0).uuid))
+        parts.append(str(torch.cuda.get_device_properties(int(number or 0)).uuid))
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
 def is_here(environment: Environment) -> bool:
-    """Whether it was taken on this machine; files that do not say it were not."""
-    return environment.machine is not None and environment.machine == machine_id(environment.device_kind)
+    """Whether it was taken on this machine, by any GPU that is seen now; files that do not say it were not."""
+    devices = (device for device in choices() if kind_of(device) == environment.device_kind)
+    return environment.machine is not None and environment.machine in map(machine_id, devices)
 
 
 def placed(environment: Environment) -> Environment:

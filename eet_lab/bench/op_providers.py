@@ -189,14 +189,15 @@ def _flashinfer_unavailable(device: str) -> str | None:
     return None if find_spec("flashinfer") else "FlashInfer is not installed: pip install flashinfer-python"
 
 
-def _gpu_only(device: str) -> str | None:
-    return None if device == "cuda" else "this kernel of SDPA needs an NVIDIA GPU"
+def _on_gpu(what: str, device: str) -> str | None:
+    return None if device == "cuda" else f"{what} needs an NVIDIA GPU"
 
 
+ONE_KERNEL = partial(_on_gpu, "this kernel of SDPA")
 ATTENTION: tuple[OpProvider, ...] = (
     OpProvider("torch-sdpa-flash", OPS, partial(sdpa, SDPBackend.FLASH_ATTENTION)),
-    OpProvider("torch-sdpa-cudnn", OPS, partial(sdpa, SDPBackend.CUDNN_ATTENTION), _gpu_only),
-    OpProvider("torch-sdpa-efficient", OPS, partial(sdpa, SDPBackend.EFFICIENT_ATTENTION), _gpu_only),
+    OpProvider("torch-sdpa-cudnn", OPS, partial(sdpa, SDPBackend.CUDNN_ATTENTION), ONE_KERNEL),
+    OpProvider("torch-sdpa-efficient", OPS, partial(sdpa, SDPBackend.EFFICIENT_ATTENTION), ONE_KERNEL),
     OpProvider("torch-varlen", OPS, varlen, _varlen_unavailable),
     OpProvider("flashinfer", OPS, flashinfer, _flashinfer_unavailable),
 )
@@ -342,10 +343,6 @@ def our_update(inputs: Inputs) -> Prepared:
     groups = [{"params": list(own), "weight_decay": DECAY}]
     optimizer = _parts(own[0].device.type).optimizer(groups, "adamw", seed=0, lr=LR, betas=BETAS, eps=EPS)
     return updates(optimizer, own)
-
-
-def _on_gpu(what: str, device: str) -> str | None:
-    return None if device == "cuda" else f"{what} needs an NVIDIA GPU"
 
 
 def _liger_unavailable(device: str) -> str | None:

@@ -202,7 +202,8 @@ def _prepared(
     judge = Judge(workload, device, dtype)
     tally.finish()
     makers = {name: partial(PreparedOp, name, workload, copies, judge, device, tally.building) for name in names}
-    return timing.ready(makers, (OURS,), tally, cancel)
+    made, remarks = timing.ready(makers, (OURS,), tally, cancel)
+    return [*made.values()], remarks
 
 
 class PreparedOp:

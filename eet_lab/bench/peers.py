@@ -26,7 +26,7 @@ from eet_lab.bench.static_decoder import Peer, Rows, Timing, TorchCompile, Torch
 from eet_lab.bench.timing import LeftOut, Stopwatch, allocated
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import ModelError, OutOfMemory, first_line
-from eet_lab.models.config import Config, EncoderConfig, Seq2SeqConfig, VisionConfig
+from eet_lab.models.config import EncoderConfig, Seq2SeqConfig, VisionConfig
 from eet_lab.models.decoder import Decoder
 from eet_lab.models.encoder import Encoder
 from eet_lab.models.families import settings_of
@@ -48,7 +48,7 @@ class Mode:
     attention: str
     compiled: str | None = None
 
-    def unavailable(self, device: str, config: Config | None = None) -> str | None:
+    def unavailable(self, device: str) -> str | None:
         """Why it cannot run on that device, or None."""
         if self.compiled and device != "cuda":
             return "transformers compiles generate on a GPU only"

@@ -83,7 +83,10 @@ class Result:
         try:
             return json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n"
         except ValueError as error:
-            raise ResultError(f"The result holds a number that is not finite, which JSON cannot: {error}.") from error
+            raise ResultError(
+                f"The result holds a number that is not finite (NaN or infinity), which a JSON file cannot hold: "
+                f"{error}. Measure again."
+            ) from error
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with numbers: one row per measurement."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -19,8 +20,8 @@ from eet_lab.texts import RecipeLike, as_recipe
 from eet_lab.words import brief
 
 OURS = "eet_lab"
-TRAIN = "train:"
-"""How workloads of training begin."""
+TRAIN, ACCURACY = "train:", "accuracy:"
+"""How workloads of training, and of accuracy, begin."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,7 @@ class Row:
     ceiling_gb_per_s: float | None = None  # what a streaming read reached in that process
     kernels_per_token: float | None = None  # as the device runs them, those inside a graph too
     predicted_ms: float | None = None  # by `cost.predicted_ms`
-    activation_bytes: int | None = (
-        None  # of the peak, beyond weights, KV cache (a peer's: of the run's columns) and libraries
-    )
+    activation_bytes: int | None = None  # peak beyond weights, libraries and KV cache (a peer's: of the run's columns)
     lower_bound_bytes: int | None = None  # of activations that are alive at once, by the recipe's own trace
     driver_allocations: int | None = None  # in a stream of requests, once it was under way
     step_allocations: int | None = None  # of torch, in a steady decode step
@@ -106,8 +105,13 @@ def named(providers: Sequence[str] | str, known: Sequence[str], what: str = "", 
 def distinct(
     recipes: RecipeLike | Sequence[RecipeLike], device: str, config: Config | None = None
 ) -> tuple[list[Recipe], list[str]]:
-    """Each recipe once, and a remark on those that are the same in other words. Errors: those of `as_recipe`."""
+    """Each recipe once, and a remark on those that are the same in other words.
+
+    Errors: PromptError where there is none, and those of `as_recipe`.
+    """
     given = [recipes] if isinstance(recipes, (str, Recipe, Technique)) else recipes
+    if not given:
+        raise PromptError(f"No recipe is given. Name one, such as 'all', or leave {OURS} out of the providers.")
     words: dict[Recipe, list[str]] = {}
     for each in given:
         words.setdefault(as_recipe(each, device, config), []).append(repr(str(each)))
@@ -156,7 +160,10 @@ def file_name(gpu: str) -> str:
 
 
 def append(rows: Iterable[Row], folder: Path) -> list[Path]:
-    """Add the rows to their GPUs' files in `folder`, which is made if need be, and return the files."""
+    """Add the rows to their GPUs' files in `folder`, which is made if need be, and return the files.
+
+    A number that is not finite, which JSON cannot hold, is left out; `equality` says why it is none.
+    """
     files = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -167,11 +174,16 @@ def append(rows: Iterable[Row], folder: Path) -> list[Path]:
         path = folder / file_name(row.gpu)
         try:
             with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(encode(row), allow_nan=False) + "\n")
+                kept = {name: value if _is_finite(value) else None for name, value in encode(row).items()}
+                file.write(json.dumps(kept, allow_nan=False) + "\n")
         except OSError as error:
             raise ResultError(f"{path} cannot be written: {error.strerror}. Choose another folder.") from error
         files.append(path)
     return list(dict.fromkeys(files))
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def read(path: Path) -> list[Row]:
@@ -240,7 +252,7 @@ def _columns(row: Row) -> tuple[tuple[str, ...], Callable[[Row], list[str]]]:
         return OP_HEAD, _op_cells
     if row.driver_allocations is not None:
         return STREAM_HEAD, _stream_cells
-    if row.kl is not None:
+    if row.workload.startswith(ACCURACY):
         return ACCURACY_HEAD, lambda row: [digits(row.kl), digits(row.nll)]
     if row.workload.startswith(TRAIN):
         return TRAIN_HEAD, _train_cells

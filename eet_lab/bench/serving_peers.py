@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
-from urllib.error import URLError
 from urllib.request import urlopen
 
 import numpy as np
@@ -198,7 +197,7 @@ def _wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path, cancel:
         try:
             with urlopen(url, timeout=1):
                 return
-        except (URLError, OSError):
+        except OSError:
             time.sleep(LOOK_S)
     lines = log.read_text(errors="replace").strip().splitlines()
     said = lines[-1] if lines else "it said nothing"

@@ -19,7 +19,6 @@ from torch import Tensor
 from eet_lab.bench.launches import STEPS, StepLaunches, counting
 from eet_lab.bench.timing import Stopwatch, with_peak
 from eet_lab.engine.settings import Settings
-from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder
 from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import Norm
@@ -231,7 +230,7 @@ class TorchGraphs(Peer):
         self._graph = torch.cuda.CUDAGraph()
 
     @staticmethod
-    def unavailable(device: str, config: Config | None = None) -> str | None:
+    def unavailable(device: str) -> str | None:
         """Why it cannot run on that device, or None."""
         return None if device == "cuda" else "CUDA graphs need an NVIDIA GPU"
 

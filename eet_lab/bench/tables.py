@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from eet_lab.bench.measured import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, STEADY_RUNS, TIMES, Metric, p50
+from eet_lab.bench.measured import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, STEADY_RUNS, TIMES, p50
 from eet_lab.bench.paired import LEAST_EFFECT, LEAST_PAIRS, SURE_PAIRS, Change, memory_words
 from eet_lab.technique import registry
 from eet_lab.words import (
@@ -87,7 +87,7 @@ def _run(result: Run) -> tuple[str, Rows, list[str]]:
     ]
     rows += [[name, amount(m.memory[key])] for key, name in MEMORY_NAMES.items() if m.memory[key]]
     remarks = ["It was stopped; what had been generated stays."] if result.stopped else []
-    remarks += ["One watched run: neither checked nor repeated. Compare measures."]
+    remarks += ["One watched run, neither checked nor repeated. Use Compare to measure."]
     return _title(result.environment, result.workload, None), rows, [*remarks, _how(m), _where(result.environment)]
 
 
@@ -97,7 +97,7 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
     for metric in TIMES:
         before, after = metric.read(a), metric.read(b)
         if before is not None and after is not None:
-            cells = (_time(times, metric) for times in (before, after))
+            cells = (spread(times, unit=metric.unit, number=brief) for times in (before, after))
             rows.append([metric.name, *cells, change_words(result.all_changes, metric.key)])
     for key, name in MEMORY_NAMES.items():
         before, after = a.memory[key], b.memory[key]
@@ -203,8 +203,8 @@ def _host_bound(result: Ladder) -> list[str]:
         rung.title for before, rung in pairwise(timed) if _waiting(rung)[1] == _waiting(before)[1] is not None
     ]:
         said.append(
-            f"As many launches a token as the rung before: {', '.join(alike)}. By what its time per token differs from "
-            "that rung's, the host varies."
+            f"As many launches a token as the rung before: {', '.join(alike)}. So what differs in their times per "
+            "token is the host's own variation."
         )
     return said
 
@@ -222,7 +222,7 @@ def _slower(before: Rung, rung: Rung) -> str:
     launches = f"{plain(new)} launches a token, where that one has {plain(old)}"
     if ms <= steady * new / old:
         return f"{said}{launches}."
-    return f"Warning: {said}{launches}; the host slowed down more likely. Measure again before you believe it."
+    return f"Warning: {said}{launches}; more likely, the host slowed down. Measure again before you believe it."
 
 
 def _waiting(rung: Rung) -> tuple[float, float | None]:
@@ -287,10 +287,6 @@ def _rung_record(how: str, rung: Rung) -> dict[str, Any]:
     own |= {"delta_ms_low": getattr(rung.delta_ms, "p20", None), "delta_ms_high": getattr(rung.delta_ms, "p80", None)}
     own |= {"change": rung.change.verdict if rung.change else None}
     return own | {"delta_bytes": rung.delta_bytes, "verdict": rung.parity.verdict} | _record(rung.measurement)
-
-
-def _time(times: Spread, metric: Metric) -> str:
-    return spread(times, unit=metric.unit, number=brief)
 
 
 def spread(times: Spread, scale: float = 1, unit: str = "", number: Callable[[float], str] = plain) -> str:

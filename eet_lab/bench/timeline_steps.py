@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,27 +26,23 @@ from eet_lab.bench.launches import around_each, decode_calls, is_countable
 from eet_lab.bench.measured import device_name, environment
 from eet_lab.bench.profiler_trace import MARK, OP, PHASE, ProfiledStep, read_steps
 from eet_lab.bench.timeline import MOST_SPANS, Span, Timeline, Timelines, with_bytes
-from eet_lab.bench.timing import Tally
+from eet_lab.bench.timing import Tally, median_run
 from eet_lab.bench.train_compare import WARM
 from eet_lab.bench.training import Batch
 from eet_lab.bench.workloads import RunInputs, TrainBatch
-from eet_lab.devices import present
 from eet_lab.engine.engine import Engine
 from eet_lab.errors import Cancelled, MonitorError, first_line
 from eet_lab.models import Model
-from eet_lab.models.on_device import on_its_device
+from eet_lab.models.on_device import on_any_device, on_its_device
 from eet_lab.parts import Parts
 from eet_lab.parts.launch import Decode
 from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.technique import Recipe
 from eet_lab.texts import Prompts, RecipeLike, as_recipe
-from eet_lab.threads import cpu_threads
 from eet_lab.words import counted
 
 SAMPLES = 3
 """Steps without the profiler, and with it: the one of median length is shown."""
-
-Item = TypeVar("Item")
 
 
 class Watch:
@@ -125,12 +121,6 @@ def _started(device: str) -> profile:
     except RuntimeError as error:
         raise MonitorError(TAKEN.format(first_line(error))) from error
     return watching
-
-
-def median_of(found: Iterable[Item], key: Callable[[Item], float]) -> Item:
-    """The one in the middle; of an even number the lower one."""
-    ordered = sorted(found, key=key)
-    return ordered[(len(ordered) - 1) // 2]
 
 
 def timeline_of(model: Model, recipe: Recipe, step: ProfiledStep, plain_us: Sequence[float], **sizes: Any) -> Timeline:
@@ -236,6 +226,7 @@ NEW_TOKENS = 2 * SAMPLES + 4
 """The first of them come while libraries and graphs warm up."""
 
 
+@on_its_device
 def timelines(
     model: Model,
     prompts: Prompts | None = None,
@@ -318,8 +309,8 @@ class Probe(Watch):
 
     def median_step(self) -> tuple[ProfiledStep, int]:
         """The watched step of median length, and how many columns it read."""
-        steps = zip(self.steps(), self._num_columns, strict=False)
-        return median_of(steps, key=lambda pair: pair[0].step_us)
+        steps = [*zip(self.steps(), self._num_columns, strict=False)]
+        return median_run(steps, key=lambda pair: pair[0].step_us)
 
     def _step(self, run: Callable[[], None], num_columns: int, num_to_come: int) -> None:
         if not self.armed or num_to_come >= 2 * SAMPLES:
@@ -336,6 +327,7 @@ class Probe(Watch):
         return self.marked(OP + name)
 
 
+@on_any_device
 def training_timelines(
     model: Model,
     workload: TrainBatch | str,
@@ -354,6 +346,7 @@ def training_timelines(
     return _both(lambda chosen: training_timeline(model, workload, chosen, cancel=cancel), recipes, progress)
 
 
+@on_any_device
 def training_timeline(
     model: Model, workload: TrainBatch | str, recipe: RecipeLike = "all", *, cancel: Cancel | None = None
 ) -> Timeline:
@@ -364,7 +357,7 @@ def training_timeline(
     MonitorError where another profiler is at work.
     """
     chosen = as_recipe(recipe, model.device, model.config.in_training)
-    with cpu_threads(model.device), present(model.network.device), closing(Watch(model.device)) as watch:
+    with closing(Watch(model.device)) as watch:
         batch = Batch.of(TrainBatch.of(workload, model), model)
         phases = Phases(watch.begin, lambda name: watch.marked(OP + name))
         plain, seen = (batch.trainer(parts) for parts in (chosen.parts, phases.within(chosen.parts)))
@@ -382,6 +375,6 @@ def training_timeline(
         for _ in range(SAMPLES):
             watch.watch(step)
         watch.finish()
-        found = median_of(watch.steps(), key=lambda each: each.step_us)
+        found = median_run(watch.steps(), key=lambda each: each.step_us)
         sizes = {"num_rows": len(batch.examples), "num_columns": batch.num_tokens, "stage": "train"}
         return timeline_of(model, chosen, found, watch.plain_us, **sizes)

@@ -274,21 +274,21 @@ class LeftOut(Exception):
 
 def ready(
     makers: Mapping[str, Callable[[], Item]], ours: Collection[str], tally: Tally, cancel: Cancel | None
-) -> tuple[list[Item], list[str]]:
-    """What the makers make, and why the others are left out. Those named in `ours` raise; others may fail."""
-    made, remarks = list[Item](), list[str]()
+) -> tuple[dict[str, Item], list[str]]:
+    """What the makers make, by name, and why the others are left out. Those in `ours` raise; others may fail."""
+    made, remarks = dict[str, Item](), list[str]()
     for name, make in makers.items():
         raise_if_cancelled(cancel, "The benchmark")
         tally.say(f"preparing {name}")
         try:
-            made.append(make())
+            made[name] = make()
         except LeftOut as why:
             remarks.append(f"{name} is left out: {why}")
         except Exception as error:
             if name in ours:
                 raise
             remarks.append(f"{name} failed: {type(error).__name__}: {first_line(error)}")
-            torch._dynamo.reset()
+            forget_compiled()
         tally.finish()
     return made, remarks
 

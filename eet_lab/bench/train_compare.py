@@ -130,12 +130,9 @@ def compare_training(
     recipes = [as_recipe(each, model.device, model.config.in_training) for each in (baseline, recipe)]
     sides = [_Side(model, each, rows, batch_rows, task, settings, cancel) for each in recipes]
     pair, where = (sides[0], sides[1]), environment(model)
-
-    def tell() -> None:
-        if on_partial is not None:
-            on_partial(_compared(where, *pair))
-
-    _take_steps(sides, Rounds(repeats, budget_s, lambda: _changes([pair])), progress, cancel, tell)
+    rounds = Rounds(repeats, budget_s, lambda: _changes([pair]))
+    tell = None if on_partial is None else lambda: on_partial(_compared(where, *pair))
+    _take_steps(sides, rounds, progress, cancel, tell)
     return _compared(where, *pair)
 
 
@@ -184,10 +181,7 @@ def ladder_training(
         whole = _compared(where, none, rungs[-1])
         return TrainLadder(str(full), whole, tuple(climbed[: len(rungs)]), tuple(climbed[len(rungs) :]), partial)
 
-    def tell() -> None:
-        if on_partial is not None:
-            on_partial(found())
-
+    tell = None if on_partial is None else lambda: on_partial(found())
     budget_s = PAIR_BUDGET_S / 2 * len(sides) if budget_s is None else budget_s
     rounds = Rounds(repeats, budget_s, lambda: _changes(pairs))
     try:
@@ -277,7 +271,7 @@ def _compared(where: Environment, before: _Side, after: _Side) -> TrainCompariso
 
 def _take_steps(
     sides: Sequence[_Side], rounds: Rounds, progress: Progress | None, cancel: Cancel | None,
-    on_round: Callable[[], None],
+    on_round: Callable[[], None] | None,
 ) -> None:  # fmt: skip
     """Steps that warm up, and then those that are timed, of all in turn. Errors: Cancelled between two of them."""
     tally = Tally(len(sides) * (WARM + rounds.expected), progress)

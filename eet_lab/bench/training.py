@@ -23,11 +23,11 @@ from eet_lab.bench.peers import CAPTURED_BY, TRAIN_MODES, Checked, Sized, norm_o
 from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
 from eet_lab.bench.timing import Rounds, Series, Tally, check_repeats
 from eet_lab.bench.workloads import TrainBatch
-from eet_lab.devices import present
 from eet_lab.errors import ModelError, PromptError
 from eet_lab.models import Model
 from eet_lab.models.config import EncoderConfig, Seq2SeqConfig, VisionConfig
 from eet_lab.models.decoder import mapped
+from eet_lab.models.on_device import on_any_device
 from eet_lab.models.weights import random_decoder
 from eet_lab.ops.cases import error_budget
 from eet_lab.ops.oom import memory_for
@@ -36,7 +36,6 @@ from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.traffic import FIRST_TOKEN
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike
-from eet_lab.threads import cpu_threads
 from eet_lab.training import Example, Trainer
 from eet_lab.words import plain
 
@@ -108,6 +107,7 @@ class TimedSteps(NamedTuple):
     peak_bytes: int | None
 
 
+@on_any_device
 def train_all(
     model: Model,
     workload: TrainBatch | str,
@@ -132,24 +132,19 @@ def train_all(
     network, config, examples = batch.network, batch.network.config, batch.examples
     chosen, remarks = distinct(recipes, model.device, config.in_training) if OURS in providers else ([], [])
     timing.forget_compiled()
-    with cpu_threads(model.device), present(network.device):
-        exact, budget = budget_of(network, examples)
-        make: dict[str, Callable[[], Sized]] = {str(recipe): partial(_ours, batch, recipe) for recipe in chosen}
-        ours = list(make)
-        for name in (each for each in providers if each != OURS):
-            make[name] = partial(train_with_hf, network, name, examples, workload.dropout)
-        tally = Tally(len(make) * (2 + repeats), progress)
-        names, made = list[str](), list[Sized]()
-        for name, maker in make.items():
-            [*there], absent = timing.ready({name: maker}, ours, tally, cancel)
-            remarks += [*absent, *(each.remark for each in there if each.remark)]
-            names, made = names + [name] * len(there), made + there
-        series = [Series(name, partial(_run, each, model.device)) for name, each in zip(names, made, strict=True)]
-        timing.warm_up(series, tally, cancel)
-        timing.in_turn(series, Rounds(repeats), tally, cancel)
-        verdicts = [verdict(each.checked.error(exact), budget) for each in made]
-        rows = [_row(workload, model, *each, batch) for each in zip(series, verdicts, strict=True)]
-    return rows, remarks
+    exact, budget = budget_of(network, examples)
+    make: dict[str, Callable[[], Sized]] = {str(recipe): partial(_ours, batch, recipe) for recipe in chosen}
+    ours = list(make)
+    for name in (each for each in providers if each != OURS):
+        make[name] = partial(train_with_hf, network, name, examples, workload.dropout)
+    tally = Tally(len(make) * (2 + repeats), progress)
+    made, absent = timing.ready(make, ours, tally, cancel)
+    remarks += [*absent, *(each.remark for each in made.values() if each.remark)]
+    series = [Series(name, partial(_run, each, model.device)) for name, each in made.items()]
+    timing.warm_up(series, tally, cancel)
+    timing.in_turn(series, Rounds(repeats), tally, cancel)
+    verdicts = [verdict(each.checked.error(exact), budget) for each in made.values()]
+    return [_row(workload, model, *each, batch) for each in zip(series, verdicts, strict=True)], remarks
 
 
 def _row(workload: TrainBatch, model: Model, series: Series[TimedSteps], verdict: str, batch: Batch) -> Row:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from eet_lab.bench.measured import environment
 from eet_lab.bench.op_workloads import OP, TIMED_CASES, OpWorkload, evenly_spaced
-from eet_lab.bench.rows import TRAIN
+from eet_lab.bench.rows import ACCURACY, TRAIN
 from eet_lab.bench.timing import check_repeats
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import PromptError
@@ -18,9 +18,10 @@ from eet_lab.models import Model
 from eet_lab.naming import Form
 from eet_lab.scheduling.traffic import FIRST_TOKEN
 from eet_lab.texts import Prompts, as_rows
+from eet_lab.words import counted
 
-SERVE, ENCODE, ACCURACY = "serve:", "encode:", "accuracy:"
-"""How workloads of requests to a server, of texts for an encoder, and of accuracy begin."""
+SERVE, ENCODE = "serve:", "encode:"
+"""How workloads of requests to a server, and of texts for an encoder, begin."""
 
 DEMO_PROMPTS = (
     "Return",
@@ -67,17 +68,22 @@ class Named:
     model: str
 
     def __post_init__(self) -> None:
-        _, num, low, high, *_ = astuple(self)
-        what, words = self.kind.what, self.kind.form.words
+        _, _, low, high, *_ = astuple(self)
         for name, value in vars(self).items():
             if isinstance(value, int) and value < 1:
-                raise PromptError(f"{words[name]} of a {what}: {value}, but it must be at least 1.")
+                what = f"{self.kind.form.words[name]} of a {self.kind.what}"
+                raise PromptError(f"{what}: {value}, but it must be at least 1.")
         if high < low:
             raise PromptError(f"Prompts from {low} to {high} tokens: the second must not be the smaller.")
+
+    def check_total(self) -> None:
+        """PromptError where its prompts would be too many tokens to be drawn; those that are given may be more."""
+        _, num, low, high, *_ = astuple(self)
         if (tokens := num * (low + high) // 2) > MOST_TOKENS:
+            what, items = self.kind.what, self.kind.form.words[fields(self)[1].name]
             raise PromptError(
-                f"{num:,} prompts from {low:,} to {high:,} tokens are {tokens:,} in all, but a {what} has at most "
-                f"{MOST_TOKENS:,}. Take fewer {words[fields(self)[1].name]}, or shorter prompts."
+                f"{counted(num, 'prompt')} from {low:,} to {high:,} tokens are {tokens:,} in all, but a {what} has at "
+                f"most {MOST_TOKENS:,}. Take fewer {items}, or shorter prompts."
             )
 
     @classmethod
@@ -87,7 +93,9 @@ class Named:
         given = form.read(text.strip())
         if given is None:
             raise PromptError(f"{text!r} is no {what}. Write {form}, for example {example}.")
-        return cls(**given | {"high": given["high"] or given["low"]})  # one length is both ends of the range
+        workload = cls(**given | {"high": given["high"] or given["low"]})  # one length is both ends of the range
+        workload.check_total()
+        return workload
 
     @classmethod
     def of(cls, given: Self | str, model: Model) -> Self:
@@ -130,6 +138,7 @@ class Workload(Named):
 
     def prompts(self, vocab_size: int, seed: int = 0) -> list[list[int]]:
         """Random token ids of these lengths; the same for the same seed."""
+        self.check_total()
         draw = random.Random(seed)
         return [[draw.randrange(vocab_size) for _ in range(length)] for length in self.lengths]
 
@@ -148,6 +157,7 @@ class Drawn(Named):
 
     def prompts(self, vocab_size: int, seed: int = 0) -> list[list[int]]:
         """Random token ids of random lengths, both uniform, in order of arrival; the same for the same seed."""
+        self.check_total()
         _, num, low, high, *_ = astuple(self)
         draw = random.Random(seed)
         lengths = [draw.randint(low, high) for _ in range(num)]
@@ -237,8 +247,7 @@ class TrainBatch(Named):
     """A model, and the batch that each step trains it with: rows of `low` to `high` tokens, evenly spaced.
 
     Without lengths they are as long as the model's context, as images are; an encoder-decoder's sources and answers are
-    of these lengths. `dropout` is that of hidden states and of
-    attention.
+    of these lengths. `dropout` is that of hidden states and of attention.
     """
 
     kind = Kind(

@@ -36,9 +36,9 @@ def add_model(parser: argparse.ArgumentParser, default: str | None = "demo") -> 
     )
 
 
-def load_model(args: argparse.Namespace, name: str | None = None) -> Model:
+def load_model(args: argparse.Namespace) -> Model:
     """The decoder that the options name; ModelError for another model."""
-    model = load_any(args, name or args.model)
+    model = load_any(args, args.model)
     model.decoder  # noqa: B018
     return model
 
@@ -55,13 +55,6 @@ def load_any(args: argparse.Namespace, name: str) -> Model:
     from eet_lab.models import load
 
     return load(name, device=args.device, dtype=args.dtype)
-
-
-def load_encoder(args: argparse.Namespace, name: str) -> Model:
-    """The encoder of that name; ModelError for a model that generates."""
-    model = load_any(args, name)
-    model.encoder  # noqa: B018
-    return model
 
 
 def read_key(path: Path) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eet_lab.commands.arguments import add_model, load_any, load_encoder, load_model
+from eet_lab.commands.arguments import add_model, load_any
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine, stoppable
 from eet_lab.errors import Cancelled, PromptError, RecipeError, SetupError
@@ -157,9 +157,8 @@ def _timed(args: argparse.Namespace, workloads: Sequence[Any], progress: Progres
     asked = args.recipe or [recipes], args.provider or ["eet_lab"]
     if work is benchmark:
         _check_preset(args, workload, *asked)
-    loads = {encoding.encode_all: load_encoder, training.train_all: load_any}
-    rows, remarks = work(loads.get(work, load_model)(args, workload.model), workload, *asked, **how)
-    return rows, remarks, table(rows)
+    rows, remarks = work(load_any(args, workload.model), workload, *asked, **how)
+    return rows, remarks, table(rows) if rows else ""
 
 
 def _check_preset(args: argparse.Namespace, workload: Workload, recipes: list[str], providers: list[str]) -> None:

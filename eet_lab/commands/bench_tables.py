@@ -16,9 +16,7 @@ WHOLE, GROUPED = "{:.0f}".format, "{:,.0f}".format
 
 
 def model_table(rows: Sequence[Row]) -> str:
-    """Rows of one workload; empty for none."""
-    if not rows:
-        return ""
+    """Rows of one workload, as in the other tables: at least one."""
     bound = ["floor ms", "predicted ms", "GB/s", "% of ceiling", "launches", "kernels"]
     cells = [["", "TTFT ms", "TPOT ms", "total ms", *bound, "peak MiB", "same output"]]
     for row in rows:
@@ -41,7 +39,7 @@ def serve_table(rows: Sequence[Row]) -> str:
         share = [percent(row.prefix_hit_rate)] * len(found)
         same = {None: "–", True: "yes", False: "no"}[row.same_tokens]
         cells.append([_name(row), digits(row.tok_s, GROUPED), *waits, *share, same])
-    return "\n".join(_titled(rows[0], cells)) if rows else ""
+    return "\n".join(_titled(rows[0], cells))
 
 
 def encode_table(rows: Sequence[Row]) -> str:
@@ -49,13 +47,11 @@ def encode_table(rows: Sequence[Row]) -> str:
     cells = [["", "tok/s", "total ms", "peak MiB", "same output"]]
     for row in rows:
         cells.append([_name(row), digits(row.tok_s, GROUPED), _spread(row.total_ms), _peak(row), row.equality])
-    return "\n".join(_titled(rows[0], cells)) if rows else ""
+    return "\n".join(_titled(rows[0], cells))
 
 
 def train_table(rows: Sequence[Row]) -> str:
     """Rows of one workload of training."""
-    if not rows:
-        return ""
     cells = [["", "tok/s", "ms a step", "MFU %", "peak MiB", "same gradient"]]
     for row in rows:
         figures = digits(row.tok_s, GROUPED), _spread(row.total_ms), percent(row.mfu), _peak(row)
@@ -73,7 +69,7 @@ def accuracy_table(rows: Sequence[Row]) -> str:
     for row in rows:
         distances = (digits(value, plain) for value in (row.kl, row.nll))
         cells.append([_name(row) or "baseline", *distances, row.equality])
-    return "\n".join(_titled(rows[0], cells)) if rows else ""
+    return "\n".join(_titled(rows[0], cells))
 
 
 def op_tables(rows: Sequence[Row]) -> str:

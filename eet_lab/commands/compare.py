@@ -11,6 +11,7 @@ from eet_lab.commands.arguments import add_generation, add_model, add_prompts, l
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine, check_writable, stoppable
 from eet_lab.errors import Cancelled, EETError, RecipeError, ResultError
+from eet_lab.words import told
 
 GUIDE = """\
 Runs the baseline and a recipe on the same prompts, checks that their output is the same, times both in turn, and prints
@@ -50,7 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _repeats(word: str) -> int | None:
-    return None if word == "auto" else int(word)
+    try:
+        return None if word == "auto" else int(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{told(word)} is neither auto nor a whole number, such as 6") from None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -106,20 +110,19 @@ def measured(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         raise RecipeError("--ladder always starts from the plain baseline: leave out --ladder or --baseline.")
     model, line = load_model(args), ProgressLine(Clock())
     tell_unfit(model, args.recipe)
-    how, baseline = settings(args), args.baseline or ""
+    baseline = args.baseline or ""
     try:
         with stoppable() as stop:
-            common: dict[str, Any] = {"repeats": args.repeats, "progress": line, "cancel": stop, **how}
+            how: dict[str, Any] = {"progress": line, "cancel": stop, **settings(args)}
             result: Any = (
-                ladder(model, args.prompt, args.recipe, **common)
+                ladder(model, args.prompt, args.recipe, repeats=args.repeats, **how)
                 if args.ladder
-                else compare(model, args.prompt, args.recipe, baseline=baseline, **common)
+                else compare(model, args.prompt, args.recipe, repeats=args.repeats, baseline=baseline, **how)
             )
             if not args.trace or getattr(result, "partial", False):
                 return result, None
             try:
-                about: dict[str, Any] = {"progress": line, "cancel": stop, **how}
-                return result, timelines(model, args.prompt, args.recipe, baseline=baseline, **about)
+                return result, timelines(model, args.prompt, args.recipe, baseline=baseline, **how)
             except EETError as problem:  # what was measured is not lost
                 line.clear()
                 print(f"There is no trace: {problem}", file=sys.stderr)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from eet_lab.commands.arguments import read_key
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine, check_writable, stoppable
-from eet_lab.commands.traffic import add_traffic, check_trace_alone, traffic_of
+from eet_lab.commands.traffic import add_traffic, check_limit, check_trace_alone, traffic_of
 from eet_lab.errors import Cancelled, TrafficError
 from eet_lab.words import plain
 
@@ -53,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draw token ids below it (default: 1,000, or what the server says of the model if that is less)",
     )
     parser.add_argument("--stop-at-eos", action="store_true", help="answers may end early (OpenAI's own API wants it)")
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="after which a request is lost")
+    timeout = "seconds after which an unanswered request counts as lost (default: 600)"
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help=timeout)
     add_traffic(parser, requests=str(REQUESTS), rate=plain(RATE), lengths=LENGTHS, new_tokens=NEW_TOKENS)
     group = parser.add_argument_group("what counts as good")
     group.add_argument("--ttft", type=float, metavar="MS", help="the first token within so many milliseconds")
@@ -68,10 +69,11 @@ def run(args: argparse.Namespace) -> int:
 
     check_writable(args.save)
     check_trace_alone(args)
+    if args.endpoint == "embeddings" and args.new_tokens is not None:
+        raise TrafficError("--new-tokens is for answers, but an embedding is a vector, without tokens. Leave it out.")
+    for name in ("ttft", "tpot", "limit"):
+        check_limit(name, getattr(args, name))
     limits = {"ttft_ms": args.ttft, "tpot_ms": args.tpot, "e2e_ms": args.limit}
-    for name, limit in limits.items():
-        if limit is not None and not 0 < limit < float("inf"):
-            raise TrafficError(f"The limit of {name} is {limit}, but it must be a number of milliseconds above 0.")
     target, line = _target(args), ProgressLine()
     traffic = traffic_of(args, REQUESTS, lambda *_: RATE, LENGTHS, NEW_TOKENS, MOST_LENGTH)
     try:

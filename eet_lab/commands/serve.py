@@ -89,8 +89,21 @@ def _span(text: str) -> int | tuple[int, int]:
     return (int(least), int(most)) if dash else int(least)
 
 
+def _check(args: argparse.Namespace) -> None:
+    """SetupError for options that would have no effect."""
+    least, most = args.replicas if isinstance(args.replicas, tuple) else (args.replicas, args.replicas)
+    if args.target_ongoing_requests is not None and least == most:
+        raise SetupError(
+            "--target-ongoing-requests says when to start another replica: give the fewest and the most of them, "
+            "such as --replicas 1-4."
+        )
+    if args.front is not None and args.replicas is not None:
+        raise SetupError("--front is for a server of this command, and --replicas for Ray Serve's. Leave one out.")
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; 0."""
+    _check(args)
     options = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name, *_ in OPTIONS}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if args.api_key_file is not None:
@@ -109,8 +122,6 @@ def _serve_here(args: argparse.Namespace, options: dict[str, Any]) -> None:
         from eet_lab.models import load
         from eet_lab.serving.handle import run_server, serving
 
-    if args.target_ongoing_requests is not None:
-        raise SetupError("--target-ongoing-requests says when to start another replica: give --replicas 1-4 too.")
     model = load(args.model, device=args.device, dtype=args.dtype)
     server, url = serving(model, args.recipe, args.host, args.port, options, args.front, ProgressLine())
     line = f"Serving {model.name} ({server.service.card.recipe}) on {url}; Ctrl+C ends it."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine, check_writable, stoppable
-from eet_lab.commands.traffic import add_traffic, check_trace_alone, traffic_of
+from eet_lab.commands.traffic import add_traffic, check_limit, check_trace_alone, traffic_of
 from eet_lab.errors import Cancelled, CostError, SetupError, TrafficError
 
 if TYPE_CHECKING:
@@ -111,8 +111,7 @@ def card(name: str) -> str:
 def _check(args: argparse.Namespace) -> None:
     """Errors for options that would have no effect, before any work."""
     check_writable(args.save)
-    if args.limit is not None and not 0 < args.limit < float("inf"):
-        raise TrafficError(f"--limit is {args.limit}, but it must be a number of milliseconds above 0.")
+    check_limit("limit", args.limit)
     check_trace_alone(args)
     if args.load is not None:
         if not 0 < args.load < float("inf"):
@@ -147,7 +146,9 @@ def _traffic(args: argparse.Namespace, table: CostTable) -> Traffic:
         return float(f"{(args.load or NO_BATCHING_SHARE) * one_by_one_rate(lengths, answers, table):.2g}")
 
     usual = answers = usual_lengths(table)
-    if table.kind != "decoder":  # it tells no tokens
+    if table.kind != "decoder":
+        if args.new_tokens is not None:
+            raise TrafficError("--new-tokens is for answers, but the table is of an encoder. Leave it out.")
         args.new_tokens = answers = "1"
     return traffic_of(args, 2000, default_rate, usual, answers, table.most_length)
 

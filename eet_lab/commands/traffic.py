@@ -34,6 +34,12 @@ def check_trace_alone(args: argparse.Namespace) -> None:
         raise TrafficError(f"--{idle[0].replace('_', '-')} draws requests, but --trace gives them. Leave one out.")
 
 
+def check_limit(name: str, limit: float | None) -> None:
+    """TrafficError for an option that is no time."""
+    if limit is not None and not 0 < limit < float("inf"):
+        raise TrafficError(f"--{name} is {limit}, but it must be a number of milliseconds above 0.")
+
+
 def traffic_of(
     args: argparse.Namespace,
     requests: int,

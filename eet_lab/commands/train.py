@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from eet_lab.commands.arguments import add_model
@@ -59,17 +60,25 @@ def run(args: argparse.Namespace) -> int:
             found = train_demo(demo, recipe.parts, device=device, dtype=dtype, progress=line, cancel=stop)
     finally:
         line.clear()
-    first, *_, last = (each.loss for each in (*found.run.evaluations[:1], *found.run.evaluations))
     print(f"{demo.title}: {found.model.config.num_params:,} weights, {found.model.dtype} on {device}, {recipe}")
     if demo.which is not None:
         print(f"data: {demo.which()}")
     steps = counted(len(found.run.steps), "step")
-    print(f"{steps} in {brief(found.seconds)} s; loss on what was held out {first:.3f} to {last:.3f}")
+    print(f"{steps} in {brief(found.seconds)} s; {_losses([each.loss for each in found.run.evaluations])}")
     print(f"right: {percent(found.right)} {'of all answers' if demo.is_whole else 'of all that is asked for'}")
     if args.save:
         found.model.save(args.save)
         print(f"saved in {args.save}")
     return 130 if found.run.was_stopped else 0
+
+
+def _losses(held_out: Sequence[float]) -> str:
+    """The loss on what was held out, before the first step and when it was measured last."""
+    if not held_out:
+        return "stopped before the loss on what was held out was measured"
+    first, *others = (f"{loss:.3f}" for loss in held_out)
+    after = f"to {others[-1]}" if others else "at first; stopped before it was measured again"
+    return f"loss on what was held out {first} {after}"
 
 
 COMMAND = Command("train", "train a small model from nothing", GUIDE, add_arguments, run)

@@ -68,7 +68,7 @@ def summary(checks: Sequence[Check]) -> str:
     """One line for the whole table."""
     num_failed = sum(check.status == "fail" for check in checks)
     if num_failed:
-        return f"{num_failed} of {len(checks)} checks failed: type what stands behind ->"
+        return f"{num_failed} of {len(checks)} checks failed: do what stands behind ->"
     if any(check.name == "GPU" and check.status == "note" for check in checks):
         return "Nothing is broken. CPU mode: everything runs except the CUDA kernels and what needs them."
     return "Nothing is broken."

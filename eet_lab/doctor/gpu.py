@@ -40,7 +40,7 @@ def check_gpu(driver: Driver | None, why: str) -> Check:
     found = f"{names}; driver {driver.version}, CUDA up to {cuda}; NVML answers"
     too_old = [limits.gpu_too_old(gpu.capability) for gpu in driver.gpus]
     if all(too_old):
-        return Check("GPU", "warn", f"{found}; it {too_old[0]}; torch's own still run")
+        return Check("GPU", "warn", f"{found}; it {too_old[0]}; PyTorch's own kernels still run")
     return Check("GPU", "ok", found)
 
 

@@ -19,14 +19,15 @@ def pinned() -> dict[str, str]:
 
 def check_pins() -> Check:
     """What is installed in another version than the tried one. torch has a row of its own."""
-    here = {name: version for name in pinned() if name != "torch" and (version := installed(name))}
-    others = {name: version for name, version in pinned().items() if here.get(name, version) != version}
+    tried = pinned()
+    here = {name: version for name in tried if name != "torch" and (version := installed(name))}
+    others = {name: version for name, version in tried.items() if here.get(name, version) != version}
     if not others:
         return Check("versions", "ok", f"the {len(here)} that are installed are the tried ones")
-    named = [f"{name} {here[name]} (tried {tried})" for name, tried in others.items()]
+    named = [f"{name} {here[name]} (tried {version})" for name, version in others.items()]
     more = f", and {len(named) - NUM_NAMED} more" if len(named) > NUM_NAMED else ""
     found = f"{len(named)} of {len(here)} are not the tried ones: {', '.join(named[:NUM_NAMED])}{more}"
-    return Check("versions", "note", found, pip_install(*(f"{name}=={tried}" for name, tried in others.items())))
+    return Check("versions", "note", found, pip_install(*(f"{name}=={version}" for name, version in others.items())))
 
 
 def installed(name: str) -> str | None:

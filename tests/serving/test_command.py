@@ -115,6 +115,8 @@ def test_words_become_options(tmp_path, monkeypatch, capsys):
         (["--max-queued-requests", "0"], "max_queued_requests is 0"),
         (["--api-key-file", "/nowhere/key"], "/nowhere/key"),
         (["--model", "nothing"], "no model 'nothing'"),
+        (["--target-ongoing-requests", "5", "--replicas", "2"], "such as --replicas 1-4"),
+        (["--front", "thread", "--replicas", "2"], "Leave one out"),
         (["--host", "no.such.host.invalid"], "Choose another host, such as 127.0.0.1"),
     ],
 )

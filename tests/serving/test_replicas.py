@@ -202,7 +202,7 @@ def test_words_become_arguments(planned, capsys, monkeypatch):
     assert "Serving a (" in (out := capsys.readouterr().out) and "by 1 to 2 replicas on http://127.0.0.1:8000;" in out
     assert len(stopped) == 1
     assert main(["serve", "--device", "cpu", "--target-ongoing-requests", "5"]) == 2
-    assert "give --replicas 1-4 too" in capsys.readouterr().err
+    assert "such as --replicas 1-4" in capsys.readouterr().err
     assert [command._span(text) for text in ("3", "1-4")] == [3, (1, 4)]
     with pytest.raises(SystemExit):
         main(["serve", "--replicas", "1-"])
