@@ -79,6 +79,7 @@ class Still:
         ({"device": "cuda:1"}, SetupError, "device is 'cuda:1'"),
         ({"recipe": "nothing"}, RecipeError, "nothing"),
         ({"max_model_len": 10_000}, SetupError, "max_model_len is 10,000"),
+        ({"policy": "naive_padding"}, SetupError, "Leave policy out"),
         ({"max_queued_requests": 0}, SetupError, "max_queued_requests is 0"),
         ({"model": "nothing"}, ModelError, "no model 'nothing'"),
     ],
