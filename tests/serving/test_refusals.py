@@ -387,6 +387,9 @@ def test_servers_that_cannot_be(demo, served):
         eet_lab.serve(demo, port=taken)
     with pytest.raises(SetupError, match="port is 70000"):
         eet_lab.serve(demo, port=70000)
+    for host, said in (("a..b", "'a..b'"), ("a" * 64, "'aaa.*'"), (5, "5")):
+        with pytest.raises(SetupError, match=f"host is {said}, but it must be a name or an address"):
+            eet_lab.serve(demo, host=host)
     with pytest.raises(RecipeError, match="no requests that join"):
         eet_lab.serve(demo, "all")
     with pytest.raises(ModelError, match="loaded model"):
