@@ -33,7 +33,7 @@ def test_beyond_what_was_measured_there_is_no_time():
     with pytest.raises(CostError, match="513 tokens a text, but the table of toy was measured up to 512"):
         TURBO_2060.at(513, 1)
     with pytest.raises(CostError, match="21 texts, but the table of toy was measured up to 20"):
-        TURBO_2060.padded(8, 21)
+        TURBO_2060.at(8, 21)
     with pytest.raises(CostError, match="17 rows"):
         TOY_DECODER.at(17, 17, 16)
 
@@ -56,9 +56,9 @@ def test_more_never_costs_less(times, data):
 def test_a_packed_pass_is_a_rectangle_of_as_much_arithmetic(lengths):
     """Tokens, and pairs that attend to each other: never more than padded, and as much for equal lengths."""
     table = encoder_cost(lambda length, batch: 1 + 0.5 * length * batch + 0.25 * batch * length**2)
-    assert table.packed(lengths) <= table.padded(max(lengths), len(lengths)) * (1 + 1e-9)
+    assert table.packed(lengths) <= table.at(max(lengths), len(lengths)) * (1 + 1e-9)
     same = [lengths[0]] * len(lengths)
-    assert table.packed(same) == pytest.approx(table.padded(same[0], len(same)))
+    assert table.packed(same) == pytest.approx(table.at(same[0], len(same)))
 
 
 def test_nothing_is_interpolated_from_a_decode_step_to_a_pass_that_reads_prompts():
