@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are asked for."""
+"""Names of a package that are imported when they are asked for, and packages that may be missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from eet_lab.collector import no_collection
 
 TYPE_CHECKING = False  # as type checkers take it: `typing` takes longer to import than all of this
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
 
@@ -30,3 +30,14 @@ def on_demand(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         return value
 
     return find
+
+
+def check_installed(names: Sequence[str], what: str, how: str) -> None:
+    """Errors: SetupError where one of these packages is missing; `what` needs it, and `how` to install it."""
+    from importlib.util import find_spec
+
+    from eet_lab.errors import SetupError
+
+    for name in names:
+        if find_spec(name) is None:
+            raise SetupError(f"{name} is not installed, which {what}: {how}")

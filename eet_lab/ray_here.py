@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 
+from eet_lab import imports
 from eet_lab.errors import SetupError
 from eet_lab.threads import num_cores
 
@@ -19,9 +19,7 @@ LOGS = "/tmp/ray/session_latest/logs"
 
 def check_installed(names: Sequence[str], who: str) -> None:
     """Errors: SetupError where one of these packages of the extra `ray` is missing, which `who` need."""
-    for name in names:
-        if find_spec(name) is None:
-            raise SetupError(f"{name} is not installed, which {who} need: pip install 'eet-lab[ray]'.")
+    imports.check_installed(names, f"{who} need", "pip install 'eet-lab[ray]'.")
 
 
 def is_joined() -> bool:

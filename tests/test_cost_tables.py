@@ -33,7 +33,7 @@ def test_beyond_what_was_measured_there_is_no_time():
     with pytest.raises(CostError, match="513 tokens a text, but the table of toy was measured up to 512"):
         TURBO_2060.at(513, 1)
     with pytest.raises(CostError, match="21 texts, but the table of toy was measured up to 20"):
-        TURBO_2060.padded(8, 21)
+        TURBO_2060.at(8, 21)
     with pytest.raises(CostError, match="17 rows"):
         TOY_DECODER.at(17, 17, 16)
 
@@ -56,9 +56,9 @@ def test_more_never_costs_less(times, data):
 def test_a_packed_pass_is_a_rectangle_of_as_much_arithmetic(lengths):
     """Tokens, and pairs that attend to each other: never more than padded, and as much for equal lengths."""
     table = encoder_cost(lambda length, batch: 1 + 0.5 * length * batch + 0.25 * batch * length**2)
-    assert table.packed(lengths) <= table.padded(max(lengths), len(lengths)) * (1 + 1e-9)
+    assert table.packed(lengths) <= table.at(max(lengths), len(lengths)) * (1 + 1e-9)
     same = [lengths[0]] * len(lengths)
-    assert table.packed(same) == pytest.approx(table.padded(same[0], len(same)))
+    assert table.packed(same) == pytest.approx(table.at(same[0], len(same)))
 
 
 def test_nothing_is_interpolated_from_a_decode_step_to_a_pass_that_reads_prompts():
@@ -77,13 +77,13 @@ def test_the_size_of_a_pass_counts_pads_and_the_columns_of_rows_that_decode():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"lengths": (16, 8)}, "tokens a text has 8 after 16, but they must rise"),
+        ({"lengths": (16, 8)}, "The axis 'tokens a text' has 8 after 16. Sort its numbers"),
         ({"lengths": ()}, "at least one must have been measured"),
-        ({"batches": (1, 2, 3)}, "2 times along its texts, but 3 places"),
-        ({"times": ((1.0, 2.0),)}, "1 times along its tokens a text, but 2 places"),
+        ({"batches": (1, 2, 3)}, "2 times along the axis 'texts', but the axis has 3 nodes"),
+        ({"times": ((1.0, 2.0),)}, "1 time along the axis 'tokens a text', but the axis has 2 nodes"),
         ({"times": ((1.0, float("nan")), (1.0, 1.0))}, "a time of nan ms"),
         ({"times": ((1.0, 0.0), (1.0, 1.0))}, "a time of 0.0 ms"),
-        ({"times": (1.0, 2.0)}, "along its texts"),
+        ({"times": (1.0, 2.0)}, "has 1.0 along the axis 'texts'"),
         ({"batches": (1, 2.5)}, "texts is 2.5"),
     ],
 )
@@ -117,9 +117,9 @@ def whole(**changes) -> dict:
         (json.dumps(whole() | {"eet_lab_cost": True}).encode(), "has format true"),
         (json.dumps(whole() | {"kind": "gpu"}).encode(), "a table of 'gpu'; known kinds are encoder, decoder"),
         (json.dumps(whole() | {"table": None}).encode(), "damaged"),
-        (json.dumps(whole(lengths=[16, 8])).encode(), "they must rise"),
+        (json.dumps(whole(lengths=[16, 8])).encode(), "Sort its numbers"),
         (json.dumps(whole(lengths=[-8, 8])).encode(), r"table.lengths\[0\] is -8"),
-        (json.dumps(whole(times=[[1.0, 2.0], [3.0]])).encode(), "1 times along its texts"),
+        (json.dumps(whole(times=[[1.0, 2.0], [3.0]])).encode(), "1 time along the axis 'texts'"),
         (json.dumps(whole(times=[[1.0, 2.0], [3.0, "4"]])).encode(), "is '4', but it must be"),
         (json.dumps(whole(times=[[1.0, 2.0], [3.0, -4.0]])).encode(), "is -4.0, but it must be"),
         (json.dumps(whole(times=[[1.0, 2.0], [3.0, float("nan")]])).encode(), "NaN"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import os
 import re
@@ -178,8 +179,8 @@ def test_a_notebook_goes_by_its_name_alone(shipped, tmp_path, monkeypatch):
 
 
 def test_without_voila_the_app_says_what_to_type(monkeypatch, tmp_path, capsys):
-    find = serve.importlib.util.find_spec
-    monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: None if name == "voila" else find(name))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "voila" else find(name))
     assert cli.main(["lab", "--app", "--dir", str(tmp_path)]) == 2
     assert "-m pip install voila" in capsys.readouterr().err
 

@@ -24,7 +24,7 @@ from eet_lab.scheduling.policies import ContinuousBatching, NaivePadding, TokenB
 from eet_lab.scheduling.policy import Plan
 from eet_lab.scheduling.simulator import simulate_traffic
 from eet_lab.scheduling.traffic import Gamma, Traffic, Uniform, make_traffic
-from eet_lab.serving import profile_passes
+from eet_lab.serving import live, profile_passes
 from eet_lab.serving.live import Look, serve_traffic, served_recipe
 from eet_lab.serving.profile import profile
 
@@ -64,6 +64,16 @@ def test_a_decoder_serves_everybody_and_notes_what_each_pass_reads(demo: Model, 
         "throughput", "TTFT p50", "TTFT p99", "time per token p50", "time per token p99",
     ]  # fmt: skip
     assert Compared("x", "ms", 12.0, 10.0).error == pytest.approx(0.2)
+
+
+def test_who_waits_for_a_slot_is_seen_to_wait(demo: Model, table: DecoderCost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy hands over everybody at once, and the engine has four slots."""
+    monkeypatch.setattr(live, "LOOK_S", 0.0)
+    looks: list[Look] = []
+    together = Traffic(np.zeros(12), np.full(12, 8), np.full(12, 4))
+    serve_traffic(demo, together, POLICY, table, on_look=looks.append)
+    assert max(look.waiting for look in looks if look.running == 4) == 8 and looks[-1].waiting == 0
+    assert all(look.waiting + look.running + look.done <= 12 and look.running <= 4 for look in looks)
 
 
 @pytest.mark.parametrize("chunk", [8, 64])
@@ -114,8 +124,11 @@ def test_an_encoder_serves_groups(policy: Any) -> None:
     encoder_model = encoder("bert")
     table = profile(encoder_model, axes=((8, 32), (1, 3)), repeats=1, fresh=True)
     assert isinstance(table, EncoderCost)
-    traffic = make_traffic(9, Gamma(500.0), Uniform(3, 30))
+    traffic = make_traffic(9, Gamma(500.0), Uniform(3, 30), Uniform(2, 6))  # as the trace of a decoder has it
     served = serve_traffic(encoder_model, traffic, policy, table)
+    compared = agreement(simulate_traffic(traffic, policy, table), served)
+    assert [each.name for each in compared] == ["throughput", "TTFT p50", "TTFT p99"]
+    assert all(np.isfinite(each.error) for each in compared)
     assert np.isfinite(served.last_ms).all() and served.passes.rows.sum() == 9
     assert served.passes.prompt_tokens.sum() == traffic.lengths.sum()
     assert bool(served.passes.pads.sum()) != policy.is_packed

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from eet_lab import scheduling
 from eet_lab.errors import ScheduleError
 from eet_lab.paths import notebooks_dir
+from eet_lab.scheduling.choices import fitting_policies
 from eet_lab.scheduling.dynamic_program import FIGURE_8, FIGURE_8_LENGTHS, cheapest, figure_8_costs
 from eet_lab.scheduling.policies import (
     POLICIES,
@@ -29,6 +30,7 @@ from eet_lab.scheduling.policies import (
     parse_policy,
 )
 from eet_lab.scheduling.policy import Plan
+from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
 
 FREE = encoder_cost(lambda length, batch: 1.0)
 
@@ -219,6 +221,15 @@ def test_every_policy_has_a_card_that_says_what_it_ignores(kind):
 def test_words_that_are_no_policy(words, says):
     with pytest.raises(ScheduleError, match=says):
         parse_policy(words)
+
+
+def test_what_a_policy_leaves_open_is_within_its_knobs_however_far_a_table_reaches():
+    table, traffic = (
+        encoder_cost(lambda length, batch: 1.0, (1, 8192), (1, 256)),
+        make_traffic(9, Gamma(1), Uniform(1, 9)),
+    )
+    budgets = [each.knobs["budget"] for each in fitting_policies(None, traffic, table) if "budget" in each.knobs]
+    assert budgets == [2**20]
 
 
 def test_policies_need_neither_torch_nor_numpy():

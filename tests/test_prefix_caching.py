@@ -73,10 +73,10 @@ def test_a_soak_leaves_every_page_free_or_cached():
     server.end()
     assert len(server.cancelled) > 100 and len(server.stopped) > 100 and len(server.finished) > 100
     assert scheduler.num_preempted > 50
-    assert ledger.free == 30 and ledger.num_cached > 0 and ledger.num_shared == 0
+    assert ledger.free == 30 and ledger._idle and ledger.num_shared == 0
     assert 0.3 < ledger.num_hits / ledger.num_queries < 1
     ledger.reset()
-    assert ledger.free == 30 and ledger.num_cached == 0 and not ledger._by_key and not ledger._by_page
+    assert ledger.free == 30 and not ledger._idle and not ledger._by_key and not ledger._by_page
 
 
 def test_the_second_of_two_prompts_begins_behind_what_they_share():
@@ -133,9 +133,9 @@ def test_pages_are_shared_by_those_that_run_and_stay_until_the_last_has_left():
     assert ledger.table[0][:2] == ledger.table[1][:2] and ledger.table[0][2] != ledger.table[1][2]
     assert ledger.num_shared == 2 and ledger.free == 16 - 4
     scheduler.cancel(first)
-    assert ledger.num_shared == 0 and ledger.free == 16 - 3 and ledger.num_cached == 0
+    assert ledger.num_shared == 0 and ledger.free == 16 - 3 and not ledger._idle
     scheduler.cancel(second)
-    assert ledger.free == 16 and ledger.num_cached == 2
+    assert ledger.free == 16 and len(ledger._idle) == 2
 
 
 def test_a_prompt_that_is_there_as_a_whole_reads_one_token_in_a_copy():
@@ -165,7 +165,7 @@ def test_the_least_recently_used_page_is_evicted_and_the_last_of_a_request_befor
     scheduler = scheduler_of(num_pages=5)
     ledger = scheduler.ledger
     ended(scheduler, [1] * 4 + [2] * 4, [3] * 8)
-    assert ledger.num_cached == 4 and len(ledger._free) == 1
+    assert len(ledger._idle) == 4 and len(ledger._free) == 1
     ended(scheduler, [1] * 4 + [9])  # uses the first page of the first one again
     assert [ledger._by_page[page].key[1] for page in ledger._idle] == [(2,) * 4, (3,) * 4, (3,) * 4, (1,) * 4]
     ended(scheduler, [5] * 12)
@@ -185,7 +185,7 @@ def test_what_follows_a_page_that_was_evicted_is_found_behind_another_of_the_sam
     while not scheduler.idle:  # both read the same 8 tokens; the pages of the first are evicted as the other one grows
         scheduler.advance(scheduler.next())
     ledger = scheduler.ledger
-    assert ledger.num_cached == 3 == len(ledger._by_key) == len(ledger._by_page) and longer.status == "finished"
+    assert len(ledger._idle) == 3 == len(ledger._by_key) == len(ledger._by_page) and longer.status == "finished"
     assert ended(scheduler, [1] * 8 + [2] * 4 + [3])[0].cached == 12
 
 
@@ -201,7 +201,7 @@ def test_answers_are_cached_as_far_as_the_host_knows_them():
         planned(scheduler, 8)
         late.generated = [50, 51, 52, 53, 54][:known]
         scheduler.cancel(late)
-        assert scheduler.ledger.num_cached == (3 + known) // PAGE
+        assert len(scheduler.ledger._idle) == (3 + known) // PAGE
 
 
 def test_what_was_not_read_is_not_found():
@@ -209,7 +209,7 @@ def test_what_was_not_read_is_not_found():
     (first,) = added(scheduler, [1] * 12)
     planned(scheduler, 1)
     scheduler.cancel(first)
-    assert scheduler.ledger.num_cached == 1 and len(scheduler.ledger._by_key) == 1
+    assert len(scheduler.ledger._idle) == 1 and len(scheduler.ledger._by_key) == 1
     assert ended(scheduler, [1] * 12)[0].cached == 4
 
 
@@ -221,7 +221,7 @@ def test_one_that_gave_way_finds_its_own_pages():
             if row.tells:
                 row.request.generated.append(9)
         scheduler.advance(rows)
-    assert new.read == 0 and new.status == "waiting" and scheduler.ledger.num_cached > 0
+    assert new.read == 0 and new.status == "waiting" and scheduler.ledger._idle
     scheduler.cancel(old)
     assert [row.start for row in scheduler.next()] == [new.cached] and new.cached >= 8
 

@@ -143,7 +143,7 @@ def test_what_is_found_is_not_read_again(decoder, monkeypatch):
     assert engine.cache.prefix_cache_queries == 44 and engine.cache.prefix_cache_hits == 20
     assert engine.prefix_cache_hit_rate == pytest.approx(20 / 44)
     engine.reset_prefix_cache()
-    assert engine.prefix_cache_hit_rate == 0 and engine.cache.ledger.num_cached == 0
+    assert engine.prefix_cache_hit_rate == 0 and not engine.cache.ledger._idle
 
 
 def test_a_batch_begins_with_nothing_cached_and_shares_what_its_prompts_begin_with(decoder):
@@ -203,7 +203,7 @@ def test_many_requests_leave_nothing_behind(decoder):
         held_bytes = now
     finish(engine, *running)
     ledger = engine.cache.ledger
-    assert isinstance(engine.cache, SharedPages) and ledger.free == 13 and ledger.num_cached > 0
+    assert isinstance(engine.cache, SharedPages) and ledger.free == 13 and ledger._idle
     assert all(cached.reader is None for cached in ledger._by_page.values()), "requests that have left are forgotten"
     engine.close()
     running.clear()

@@ -143,7 +143,7 @@ def test_a_processor_that_was_shared_is_noted(monkeypatch):
     ("model", "recipe", "axes", "error", "says"),
     [
         (encoder, None, ((4, 41), (1,)), CostError, "the longest text is 41"),
-        (encoder, None, ((8, 4), (1,)), CostError, "they must rise"),
+        (encoder, None, ((8, 4), (1,)), CostError, "Sort its numbers"),
         (encoder, None, ((4,), (1,), (1,)), CostError, "There are 3 axes"),
         (decoder, "all", None, RecipeError, "add continuous_batching"),
         (decoder, RECIPE, ((0,), (1, 5), (4,)), CostError, "rows go from 1 to 5"),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eet_lab.errors import Cancelled, CostError, PromptError, ScheduleError
-from eet_lab.scheduling import PageLedger, Schedule
+from eet_lab.scheduling import PageLedger, Schedule, SharedPageLedger
 from eet_lab.scheduling.policies import (
     POLICIES,
     ContinuousBatching,
@@ -189,7 +189,7 @@ def test_the_host_launches_the_next_pass_while_the_device_computes():
         served = simulate_traffic(traffic, policy, replace(table, host=of_host))
         assert served.passes.begin_ms.tolist() == begin
         assert served.first_ms.tolist() == [first] and served.last_ms.tolist() == [last]
-    with pytest.raises(CostError, match="times along its"):
+    with pytest.raises(CostError, match="time along the axis"):
         replace(table, host=of_host[:1])
 
 
@@ -201,6 +201,13 @@ def test_pages_that_run_out_make_the_newest_give_way():
     assert simulate_traffic(traffic, ContinuousBatching(max_rows=4), STEP).preempted == 0
     with pytest.raises(PromptError, match="KV cache"):
         simulate_traffic(traffic, ContinuousBatching(max_rows=4), STEP, ledger=PageLedger(3, 16, 4))
+
+
+def test_prompts_of_unrelated_requests_share_no_pages():
+    traffic, policy, ledger = traffic_of(*[(0, 40, 5)] * 4), ContinuousBatching(max_rows=2), SharedPageLedger(99, 16, 2)
+    served = simulate_traffic(traffic, policy, STEP, ledger=ledger)
+    assert ledger.num_queries == 160 and ledger.num_hits == 0
+    assert served.last_ms.tolist() == simulate_traffic(traffic, policy, STEP).last_ms.tolist()
 
 
 class Deaf(BasePolicy):

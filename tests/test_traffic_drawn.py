@@ -103,8 +103,8 @@ def test_traffic_that_cannot_be(wrong):
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        (([], [], []), "of which there is one"),
-        (([0.0], [1, 2], [1]), "for each request"),
+        (([], [], []), r"the shapes \(0,\), \(0,\), \(0,\), but .* at least one request"),
+        (([0.0], [1, 2], [1]), "of one length"),
         (([1.0, 0.5], [1, 1], [1, 1]), "in order"),
         (([-1.0], [1], [1]), "from 0 on"),
         (([float("nan")], [1], [1]), "finite"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import importlib.util
 import os
 import secrets
 import socket
@@ -14,6 +13,7 @@ from urllib.parse import quote
 
 from eet_lab import paths
 from eet_lab.errors import SetupError
+from eet_lab.imports import check_installed
 from eet_lab.lab import server
 from eet_lab.lab.notebooks import WORKBENCH
 from eet_lab.lab.ready import open_ready
@@ -37,9 +37,8 @@ def serve(root: Path, notebook: Path, port: int | None = None, browser: bool = T
     signal that comes before the server is up makes the exit code 128 + its number. SetupError when JupyterLab or Voila
     is missing, the port is taken, or the server fails.
     """
-    _check_installed("jupyterlab", "jupyterlab")
-    if app:
-        _check_installed("voila", "voila")
+    for package in ("jupyterlab", "voila") if app else ("jupyterlab",):
+        check_installed([package], "the lab needs", f"{sys.executable} -m pip install {package}")
     stop = Stop()
     with stop.watched():
         from jupyter_core.paths import jupyter_runtime_dir
@@ -89,8 +88,3 @@ def has_display() -> bool:
     if sys.platform in ("darwin", "win32"):
         return "SSH_CONNECTION" not in os.environ
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
-def _check_installed(module: str, package: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        raise SetupError(f"{module} is not installed in {sys.prefix}: {sys.executable} -m pip install {package}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eet_lab.scheduling.cost import CostTable
-from eet_lab.scheduling.policies import POLICIES, NoBatching, parse_policy
+from eet_lab.scheduling.policies import MOST_TOKENS, POLICIES, NoBatching, parse_policy
 from eet_lab.scheduling.policy import BasePolicy
 from eet_lab.scheduling.simulator import simulate_traffic
 from eet_lab.scheduling.traffic import Gamma, Lengths, Traffic, make_traffic
@@ -37,10 +37,11 @@ def fitting_policies(words: Sequence[str] | None, traffic: Traffic, table: CostT
 
     Errors: ScheduleError for words that name none.
     """
-    decodes, limits = table.kind == "decoder", dict[str, Any](max_rows=table.most_rows, budget=table.most_tokens)
+    decodes, tokens = table.kind == "decoder", min(table.most_tokens, MOST_TOKENS)
+    limits = dict[str, Any](max_rows=table.most_rows, budget=tokens)
     if decodes:  # a group's prompts are read in one pass
         limits["max_rows"] = max(min(table.most_rows, table.most_tokens // int(traffic.lengths.max())), 1)
-    joining = limits | {"max_rows": table.most_rows, "chunk": min(table.most_tokens, 256)}
+    joining = limits | {"max_rows": table.most_rows, "chunk": min(tokens, 256)}
     stage = "generate" if decodes else "encode"
     names = words or [name for name, kind in POLICIES.items() if stage in kind.stages]
     is_joining = {name: kind.joins for name, kind in POLICIES.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, Protocol
 
 from msgspec import Meta
 
@@ -75,7 +75,7 @@ class EncoderCost:
     source: Provenance
 
     def __post_init__(self) -> None:
-        _check(self)
+        _ = self.grid  # which checks that axes rise and times fit
 
     @cached_property
     def grid(self) -> Grid:
@@ -102,12 +102,8 @@ class EncoderCost:
         return self.most_length * self.most_rows
 
     def at(self, length: float, batch: float) -> float:
-        """Milliseconds of a pass; CostError beyond what was measured."""
+        """Milliseconds of a pass over so many texts, padded to such a length; CostError beyond what was measured."""
         return self.grid.at(length, batch)
-
-    def padded(self, length: int, rows: int) -> float:
-        """Milliseconds of a pass that reads so many texts, padded to such a length. CostError beyond the table."""
-        return self.at(length, rows)
 
     def padded_up_to(self, length: int, rows: int) -> np.ndarray:
         found = self._of_length.get(length)
@@ -180,7 +176,7 @@ class DecoderCost:
     host: Times3 = ()
 
     def __post_init__(self) -> None:
-        _check(self)
+        _ = self.grid  # which checks that axes rise and times fit
         check_whole(CostError, "ahead", self.ahead, 0, MOST_AHEAD)
         if self.host:
             self._grid_of(self.host)
@@ -237,8 +233,3 @@ def _point(size: PassSize) -> tuple[float, float, float]:
 
 
 CostTable = EncoderCost | DecoderCost
-
-
-def _check(table: Any) -> None:
-    """Build the grid, which checks that axes rise and times fit. CostError."""
-    table.grid  # noqa: B018

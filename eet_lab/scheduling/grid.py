@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eet_lab.errors import CostError
 from eet_lab.scheduling.whole import MOST, check_whole
-from eet_lab.words import brief, told
+from eet_lab.words import brief, counted, told
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,7 +93,7 @@ def _check_nodes(name: str, nodes: Sequence[int]) -> None:
         check_whole(CostError, name, node, 0, MOST)
     for before, after in pairwise(nodes):
         if after <= before:
-            raise CostError(f"{name} has {after:,} after {before:,}, but they must rise.")
+            raise CostError(f"The axis {name!r} has {after:,} after {before:,}. Sort its numbers, and give each once.")
 
 
 def _flat(values: Any, axes: Sequence[Axis], where: str) -> list[float]:
@@ -102,8 +102,11 @@ def _flat(values: Any, axes: Sequence[Axis], where: str) -> list[float]:
     for name, nodes in axes:
         for row in rows:
             if isinstance(row, str) or not isinstance(row, Sequence) or len(row) != len(nodes):
-                found = len(row) if isinstance(row, Sequence) else told(row)
-                raise CostError(f"{where} has {found} times along its {name}, but {len(nodes)} places for them.")
+                found = counted(len(row), "time") if isinstance(row, Sequence) else told(row)
+                raise CostError(
+                    f"{where} has {found} along the axis {name!r}, but the axis has {counted(len(nodes), 'node')}. "
+                    "Give one time for each."
+                )
         rows = [inner for row in rows for inner in row]
     for value in rows:
         if not isinstance(value, int | float) or not 0 < value < math.inf:

@@ -40,32 +40,15 @@ class Plan(NamedTuple, Generic[W]):
     is_full: bool = False
 
 
-class Policy(Protocol):
-    """A frozen value that a simulator and a server run alike: a loop around `next`.
-
-    Whenever the model has nothing to do, they ask `next` for groups of those that wait; a server also asks while a full
-    plan is computed, and launches what is full then. An encoder reads a group in one pass; a decoder runs it until the
-    last answer is complete, as `Engine.generate` does. A policy that `joins` is asked before every pass, and hands over
-    to the `Scheduler` of an engine with its `schedule`, which lets requests join.
-    """
-
-    name: ClassVar[str]
-    title: ClassVar[str]
-    stages: ClassVar[tuple[str, ...]]
-    is_packed: ClassVar[bool]
-    joins: ClassVar[bool]
-
-    @property
-    def schedule(self) -> Schedule:
-        """How a decoder's scheduler runs what is handed over."""
-
-    def next(self, waiting: Collection[W], now_ms: float, costs: Costs) -> Plan[W]:
-        """Groups of those that wait, the oldest first among `waiting`, which has at least one."""
-
-
 @dataclass(frozen=True)
 class BasePolicy:
     """What policies share: the docstring is the card, the fields are knobs, `str` is what `parse` reads.
+
+    A policy is a frozen value that a simulator and a server run alike: a loop around `next`. Whenever the model has
+    nothing to do, they ask it for groups of those that wait; a server also asks while a full plan is computed, and
+    launches what is full then. An encoder reads a group in one pass; a decoder runs it until the last answer is
+    complete, as `Engine.generate` does. A policy that `joins` is asked before every pass, and hands over to the
+    `Scheduler` of an engine with its `schedule`, which lets requests join.
 
     `stages` are what it is for: encoders ("encode"), decoders ("generate"), or both. `is_packed`: a group lies end to
     end, else as a rectangle with pads. `reads_costs`: it asks the cost table.
@@ -90,6 +73,7 @@ class BasePolicy:
 
     @property
     def schedule(self) -> Schedule:
+        """How a decoder's scheduler runs what is handed over."""
         return PACKED if self.is_packed else LEFT_PADDED
 
     @property

@@ -68,11 +68,6 @@ class SharedPageLedger(PageLedger):
         """The number of pages that nobody has, those among them that keep what they hold."""
         return len(self._free) + len(self._idle)
 
-    @property
-    def num_cached(self) -> int:
-        """The number of pages that nobody has, and that keep what they hold."""
-        return len(self._idle)
-
     def join(self, slot: int, request: Request, patient: bool, spare: int = 0) -> int | None:
         tokens = request.known_tokens(0, request.length)
         found = list(self._found(tokens))

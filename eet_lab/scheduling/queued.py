@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from eet_lab.errors import ScheduleError
 from eet_lab.scheduling.cost import Costs
-from eet_lab.scheduling.policy import Plan, Policy
+from eet_lab.scheduling.policy import BasePolicy, Plan
 from eet_lab.scheduling.traffic import Traffic
 
 
@@ -56,7 +56,7 @@ class Queue:
             if self._by_number.pop(each.number, None) is None:
                 raise ScheduleError(f"The policy gave request {each.number} to a pass, which does not wait (any more).")
 
-    def wait(self, plan: Plan[Queued], policy: Policy) -> None:
+    def wait(self, plan: Plan[Queued], policy: BasePolicy) -> None:
         """Set the time forward to when something may happen, where nothing runs.
 
         ScheduleError for a policy that waits for ever while requests do.
@@ -66,7 +66,7 @@ class Queue:
             raise ScheduleError(f"{policy.name} serves none of {len(self.waiting):,} requests that wait: they starve.")
         self.now_ms = wake_ms
 
-    def groups(self, policy: Policy, costs: Costs) -> Iterator[Sequence[Queued]]:
+    def groups(self, policy: BasePolicy, costs: Costs) -> Iterator[Sequence[Queued]]:
         """The groups of a policy, one after the other has run; it plans more of them whenever these are all done."""
         while True:
             self.admit()

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from math import inf, isnan
 from typing import NamedTuple
+
+import numpy as np
 
 from eet_lab.errors import CostError, ScheduleError
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.cost import CostTable, DecoderCost, EncoderCost, PassSize
 from eet_lab.scheduling.pages import Ledger, Slab
-from eet_lab.scheduling.policy import Plan, Policy
+from eet_lab.scheduling.policy import BasePolicy, Plan
+from eet_lab.scheduling.prefix_caching import SharedPageLedger
 from eet_lab.scheduling.queued import Queue, Queued
 from eet_lab.scheduling.record import Record
 from eet_lab.scheduling.request import Request
@@ -29,7 +33,7 @@ from eet_lab.words import visible
 
 def simulate_traffic(
     traffic: Traffic,
-    policy: Policy,
+    policy: BasePolicy,
     cost: CostTable,
     *,
     ledger: Ledger | None = None,
@@ -42,7 +46,7 @@ def simulate_traffic(
     for passes beyond the table; ScheduleError for a policy that is not for such a model, or never serves a request;
     PromptError for one that fits no cache; Cancelled.
     """
-    check_fits(traffic, policy, cost)
+    traffic = check_fits(traffic, policy, cost)
     if ledger is not None and not (policy.joins and isinstance(cost, DecoderCost)):
         raise ScheduleError("A ledger is given, but only a policy that joins has one for all requests; leave it out.")
     queue, record = Queue(traffic), Record(len(traffic), progress, cancel)
@@ -57,8 +61,11 @@ def simulate_traffic(
     return Served(traffic, str(policy), source, *record.times(), record.passes(), preempted)
 
 
-def check_fits(traffic: Traffic, policy: Policy, cost: CostTable) -> None:
-    """ScheduleError for a policy that is not for such a model; CostError for requests longer than what was measured."""
+def check_fits(traffic: Traffic, policy: BasePolicy, cost: CostTable) -> Traffic:
+    """The traffic as such a model serves it: an encoder tells one result of each text, whatever is asked for.
+
+    ScheduleError for a policy that is not for such a model; CostError for requests longer than what was measured.
+    """
     stage, model = ("encode", "an encoder") if isinstance(cost, EncoderCost) else ("generate", "a decoder")
     if stage not in policy.stages:
         raise ScheduleError(f"{policy.name} is not for {model}, which this cost table is of. Take another policy.")
@@ -68,9 +75,10 @@ def check_fits(traffic: Traffic, policy: Policy, cost: CostTable) -> None:
             f"The longest request has {longest:,} tokens, but {visible(cost.source.model)} was measured up to "
             f"{cost.most_length:,}. Take shorter ones, or measure a larger table."
         )
+    return replace(traffic, new_tokens=np.ones_like(traffic.new_tokens)) if stage == "encode" else traffic
 
 
-def _read_texts(queue: Queue, policy: Policy, cost: EncoderCost, record: Record) -> None:
+def _read_texts(queue: Queue, policy: BasePolicy, cost: EncoderCost, record: Record) -> None:
     """An encoder: a group is a pass, and a plan takes the sum of its passes.
 
     A server on a GPU lays a group out while another is computed, so there a plan takes no longer than that.
@@ -79,7 +87,7 @@ def _read_texts(queue: Queue, policy: Policy, cost: EncoderCost, record: Record)
     for group in queue.groups(policy, cost):
         lengths, begin_ms = [each.length for each in group], queue.now_ms
         total, rectangle = sum(lengths), len(lengths) * max(lengths)
-        took = cost.packed(lengths) if is_packed else cost.padded(max(lengths), len(lengths))
+        took = cost.packed(lengths) if is_packed else cost.at(max(lengths), len(lengths))
         queue.now_ms = end_ms = begin_ms + took
         record.done += len(group)
         record.add(begin_ms, end_ms, len(group), total, 0, 0 if is_packed else rectangle - total)
@@ -87,7 +95,7 @@ def _read_texts(queue: Queue, policy: Policy, cost: EncoderCost, record: Record)
             record.start[number], record.first[number], record.last[number] = begin_ms, end_ms, end_ms
 
 
-def _generate_groups(queue: Queue, policy: Policy, cost: DecoderCost, record: Record) -> None:
+def _generate_groups(queue: Queue, policy: BasePolicy, cost: DecoderCost, record: Record) -> None:
     """A decoder whose groups begin together, and run until their last answer is complete."""
     for group in queue.groups(policy, cost):
         longest = max(each.length for each in group) + max(each.new_tokens for each in group)
@@ -97,7 +105,7 @@ def _generate_groups(queue: Queue, policy: Policy, cost: DecoderCost, record: Re
             queue.now_ms = generating.step(queue.now_ms)
 
 
-def _join(queue: Queue, policy: Policy, cost: DecoderCost, record: Record, ledger: Ledger) -> int:
+def _join(queue: Queue, policy: BasePolicy, cost: DecoderCost, record: Record, ledger: Ledger) -> int:
     """A decoder whose requests join while others run; how many gave way for others.
 
     The host is busy for `cost.host_ms` with a pass, and then reads those that have ended. It plans the next one once no
@@ -147,8 +155,10 @@ class _Generating:
         self._number_of: dict[Request, int] = {}
 
     def add(self, group: Sequence[Queued]) -> None:
+        is_shared = isinstance(self.scheduler.ledger, SharedPageLedger)
         for number, length, new_tokens, _ in group:
-            request = Request(_prompt(length), new_tokens)
+            # Requests have nothing in common, so none shall find another's tokens in the cache.
+            request = Request((number,) * length if is_shared else _prompt(length), new_tokens)
             self.scheduler.add(request)
             self._number_of[request] = number
 

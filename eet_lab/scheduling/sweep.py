@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from eet_lab.errors import CostError
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.cost import CostTable
-from eet_lab.scheduling.policy import Policy
+from eet_lab.scheduling.policy import BasePolicy
 from eet_lab.scheduling.served import Served
 from eet_lab.scheduling.simulator import simulate_traffic
 from eet_lab.scheduling.traffic import Traffic
@@ -39,7 +39,7 @@ class LoadPoint:
 
 def sweep(
     make: Callable[[float], Traffic],
-    policies: Mapping[str, Policy],
+    policies: Mapping[str, BasePolicy],
     cost: CostTable,
     rates: Sequence[float],
     *,

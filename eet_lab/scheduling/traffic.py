@@ -38,9 +38,12 @@ class Traffic:
     name: str = ""
 
     def __post_init__(self) -> None:
-        sizes = {np.shape(each) for each in (self.arrival_ms, self.lengths, self.new_tokens)}
-        if len(sizes) != 1 or len(size := sizes.pop()) != 1 or not size[0]:
-            raise TrafficError("Traffic has a time, a length and new tokens for each request, of which there is one.")
+        shapes = [np.shape(each) for each in (self.arrival_ms, self.lengths, self.new_tokens)]
+        if len({*shapes}) != 1 or len(shapes[0]) != 1 or not shapes[0][0]:
+            raise TrafficError(
+                f"arrival_ms, lengths and new_tokens have the shapes {', '.join(map(str, shapes))}, but they must be "
+                "of one length, with at least one request."
+            )
         gaps = np.diff(self.arrival_ms, prepend=0.0)
         if not (np.isfinite(gaps) & (gaps >= 0)).all():
             raise TrafficError("Arrivals must be finite milliseconds from 0 on, and in order. Sort requests by them.")

@@ -100,7 +100,10 @@ class Sampled(Body):
         if len(stops) > MOST_STOPS:
             raise bad(f"stop has {len(stops):,} texts, but at most {MOST_STOPS} are looked for. Give fewer.", "stop")
         if (longest := max(map(len, stops), default=0)) > MOST_STOP_LENGTH:
-            raise bad(f"stop has a text of {longest:,} characters, but at most {MOST_STOP_LENGTH} are allowed.", "stop")
+            raise bad(
+                f"stop has a text of {longest:,} characters, but at most {MOST_STOP_LENGTH} are allowed. Shorten it.",
+                "stop",
+            )
         if half := SURROGATE.search("\n".join(stops)):
             raise bad(f"stop has {half[0]!a}, half of a surrogate pair, which no answer has. Take it out.", "stop")
         return stops

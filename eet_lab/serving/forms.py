@@ -73,9 +73,7 @@ class Form:
         return f'{{"index":{piece.number},{said},"logprobs":{logprobs},"finish_reason":{finish}}}'
 
     def opening(self, number: int) -> str:
-        """What a choice of a chat begins with; nothing elsewhere."""
-        if not self.is_chat:
-            return ""
+        """What a choice of a chat begins with."""
         delta = '"delta":{"role":"assistant","content":""}'
         return f'{{"index":{number},{delta},"logprobs":null,"finish_reason":null}}'
 
@@ -127,8 +125,9 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": text.encode() + last, "more_body": True})
 
         await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *self._more]})
-        if openings := [self._form.opening(choice.number) for choice in self._generating.choices]:
-            await event("".join(self._event(opening, 0) for opening in openings if opening))
+        if self._form.is_chat:
+            openings = (self._form.opening(choice.number) for choice in self._generating.choices)
+            await event("".join(self._event(opening, 0) for opening in openings))
         try:
             await event(self._of(self._first))
             async for step in self._steps:

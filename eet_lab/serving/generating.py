@@ -187,9 +187,11 @@ def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | No
             raise bad(f"The prompt has {length:,} tokens, but with its answer it may have {most:,}. Shorten it.", field)
         if asked is not None and asked > room:
             shown = f"{asked:,}" if asked <= MOST else told(asked)
+            is_given = isinstance(body, ChatBody) or body.max_tokens is not None
             raise bad(
-                f"max_tokens is {shown}, but beside a prompt of {length:,} tokens there is room for {room:,} "
-                f"(max_model_len is {most:,}). Ask for fewer, or shorten the prompt.",
+                f"max_tokens is {shown}{'' if is_given else ' where a request gives none'}, but beside a prompt of "
+                f"{length:,} tokens there is room for {room:,} (max_model_len is {most:,}). Give max_tokens={room} or "
+                "less, or shorten the prompt.",
                 "max_tokens",
             )
         new_tokens = room if asked is None else asked

@@ -10,7 +10,7 @@ from math import inf
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.errors import EETError, RecipeError, ScheduleError
+from eet_lab.errors import PromptError, RecipeError
 from eet_lab.models import Model
 from eet_lab.scheduling import Request
 from eet_lab.serving.errors import ApiError, failed, of_engine
@@ -96,10 +96,10 @@ class Generator(Worker):
         assert self.engine is not None
         try:
             request = self.engine.add(job.prompt, job.settings, number=job.number)
-        except EETError as error:
+        except PromptError as error:
             self._end(job.answer, of_engine(error, "prompt"))
-        except Exception as error:  # noqa: BLE001  this request is not among those that `_fail` tells
-            self._end(job.answer, failed(error, self._fail(error)))
+        except Exception as error:  # noqa: BLE001  the engine has freed all of itself, and the others' work with it
+            self._fail(error, job.answer)
         else:
             self._jobs[request], self._requests[job.answer] = job, request
             self._look_at = min(self._look_at, job.deadline)
@@ -109,8 +109,7 @@ class Generator(Worker):
         if request is not None:
             del self._jobs[request]
             assert self.engine is not None
-            with suppress(ScheduleError):  # its last token is on its way
-                self.engine.cancel(request)
+            self.engine.cancel(request)
 
     def _reset_prefix_cache(self) -> None:
         if self.engine is not None:
@@ -148,16 +147,18 @@ class Generator(Worker):
             self._end(job.answer, ApiError(504, "The answer took longer than the server waits.", code="timeout"))
         self._look_at = min((job.deadline for job in self._jobs.values()), default=inf)
 
-    def _fail(self, error: Exception) -> str:
-        number, answers = self.failure(error), [*self._requests]
+    def _fail(self, error: Exception, *joining: Hashable) -> None:
+        """`joining`: the answer of a request that the engine failed to take."""
+        number, answers = self.failure(error), [*self._requests, *joining]
         self._jobs, self._requests = {}, {}
+        for answer in answers:
+            self._end(answer, failed(error, number))
         if self.engine is not None:
             with suppress(Exception):
                 self.engine.close()
         self.rebuild()
-        for answer in answers:
-            self._end(answer, failed(error, number))
-        return number
+        if self.dead is not None:  # a front in another process learns it with news alone
+            self.tell(partial(self.receive, []))
 
     def _end(self, answer: Hashable, error: ApiError) -> None:
         self.tell(partial(self.receive, [News(answer, (), None, error, time.perf_counter())]))

@@ -6,16 +6,15 @@ import asyncio
 import html
 import math
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from eet_lab.collector import no_collection
 from eet_lab.errors import SetupError
+from eet_lab.imports import check_installed
 from eet_lab.models import Model
 from eet_lab.models.on_device import checked_model
 from eet_lab.progress import Progress
@@ -134,8 +133,7 @@ def serving(
     """A server that listens and does not run yet, and its URL. `progress` is told of kernels that are built, on the
     engine's thread. Errors: those of `serve`.
     """
-    if missing := next((name for name in PACKAGES if not _is_installed(name)), None):
-        raise SetupError(f"{missing} is not installed, which serving needs: pip install 'eet-lab[serve]'.")
+    check_installed(PACKAGES, "serving needs", "pip install 'eet-lab[serve]'.")
     with no_collection():
         from eet_lab.serving.lifecycle import listen, url_of
         from eet_lab.serving.service import Service
@@ -161,10 +159,6 @@ def _server(service: Service, listening: socket.socket, is_apart: bool) -> Lifec
     from eet_lab.serving.service import LocalFront
 
     return Server(LocalFront(service), listening)
-
-
-def _is_installed(name: str) -> bool:
-    return (name in sys.modules and sys.modules[name] is not None) or find_spec(name) is not None
 
 
 def run_server(server: Lifecycle, started: Callable[[], None]) -> None:

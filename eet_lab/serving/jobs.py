@@ -106,7 +106,6 @@ class Answer:
         self._wake, self._is_followed = wake, is_followed
         self._new: list[int] = []
         self._new_logprobs: list[TokenLogprobs] = []
-        self.num_tokens = 0
         self.first_at: float | None = None
         self.last_at: float | None = None
         """When its first and its newest tokens came."""
@@ -128,7 +127,6 @@ class Answer:
         is_first = self.first_at is None
         self._new += news.tokens
         self._new_logprobs += news.logprobs
-        self.num_tokens += len(news.tokens)
         self.reason, self.error = news.reason, news.error
         if news.tokens:
             self.first_at, self.last_at = self.first_at or news.at, news.at

@@ -99,6 +99,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         [family, *_, address] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(address[:2], family=family, backlog=2048)
+    except (TypeError, ValueError) as error:  # a name that cannot be encoded is the latter
+        raise SetupError(f"host is {told(host)}, but it must be a name or an address, such as '127.0.0.1'.") from error
     except OSError as error:
         is_busy = isinstance(error, PermissionError) or error.errno == errno.EADDRINUSE
         remedy = "port, or 0 for a free one" if is_busy else "host, such as 127.0.0.1"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -44,7 +44,7 @@ LOOK_S = 0.1
 
 
 class Look(NamedTuple):
-    """What goes on: `waiting` and `running` of the requests that have come, `done` of `total`.
+    """What goes on: requests that have come and have no slot yet, those that run, and those that are done, of `total`.
 
     `ttft_ms` and `tpot_ms` are percentiles of those that are done, as in `Latencies.percentiles`.
     """
@@ -80,7 +80,7 @@ def serve_traffic(
     ScheduleError. Stop is heeded after each pass. Errors: ScheduleError, CostError as in `simulate_traffic`;
     RecipeError, OutOfMemory, Cancelled.
     """
-    check_fits(traffic, policy, table)
+    traffic = check_fits(traffic, policy, table)
     if table.kind == "decoder" and not policy.joins:
         raise ScheduleError(
             f"{policy.name} runs groups of a decoder, which is simulated alone. Choose continuous_batching to serve it."
@@ -154,28 +154,31 @@ class _Clock:
         if self._progress is not None:
             self._progress(0, len(self._traffic), words)
 
-    def admit(self, running: int) -> None:
-        """All that have come by now wait; tell what goes on. Cancelled."""
+    def admit(self, running: int, handed_over: int = 0) -> None:
+        """All that have come by now wait; tell what goes on. Cancelled.
+
+        `handed_over`: those that wait in the engine, which the queue has no more.
+        """
         raise_if_cancelled(self.cancel, "Serving the traffic")
         self.queue.now_ms = self.now_ms()
         self.queue.admit()
         if time.perf_counter() - self._looked >= LOOK_S:
             self._looked = time.perf_counter()
-            self.look(running)
+            self.look(running, handed_over)
 
     def sleep(self, wake_ms: float = inf) -> None:
         """Wait for the next request, or until `wake_ms`, but no longer than between two looks."""
         left_s = (min(self.queue.next_ms, wake_ms) - self.now_ms()) / 1e3
         time.sleep(min(max(left_s, 0.0), LOOK_S))
 
-    def look(self, running: int) -> None:
+    def look(self, running: int, handed_over: int = 0) -> None:
         """Tell what goes on."""
         _, first, last = self.record.times()
         done, told = ~np.isnan(last), ~np.isnan(first)
         ttft = (first - self._traffic.arrival_ms)[told]
         after = self._traffic.new_tokens - 1
         tpot = ((last - first) / np.maximum(after, 1))[done & (after > 0)]
-        waiting, total = len(self.queue.waiting), len(self._traffic)
+        waiting, total = len(self.queue.waiting) + handed_over, len(self._traffic)
         if self._on_look is not None:
             at_s = self.now_ms() / 1e3
             self._on_look(Look(at_s, waiting, running, int(done.sum()), total, percentiles(ttft), percentiles(tpot)))
@@ -206,14 +209,14 @@ class _Joining:
     def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]], clock: _Clock) -> None:
         self._engine, self._prompts, self._clock = engine, prompts, clock
         self._number_of: dict[Request, int] = {}
-        self._waiting = 0
 
     def serve(self, policy: BasePolicy, table: CostTable) -> None:
         clock = self._clock
         queue = clock.queue
         clock.start()
         while True:
-            clock.admit(sum(request.status == "running" for request in self._number_of))
+            statuses = Counter(request.status for request in self._number_of)
+            clock.admit(statuses["running"], statuses["waiting"])
             wake_ms = inf
             if queue.waiting:
                 plan = policy.next(queue.waiting, queue.now_ms, table)

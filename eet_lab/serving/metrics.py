@@ -87,10 +87,10 @@ class Metrics:
             ("prefix_cache_hits", "Those of them that were in the prefix cache.", load.prefix_cache_hits),
             ("prompt_tokens", "Tokens of prompts.", self.prompt_tokens),
             ("generation_tokens", "Tokens that were generated.", self.generation_tokens),
-            ("eet:response_cache_hits", "Requests that a kept answer served.", self._cache.hits),
+            ("eet:response_cache_hits", "Requests answered from the response cache.", self._cache.hits),
             (
                 "eet:response_cache_misses",
-                "Requests whose answer could have been there.",
+                "Cacheable requests that were not in the response cache.",
                 self._cache.misses,
             ),
         )

@@ -20,10 +20,13 @@ class Options:
 
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1_048_576
-    """Tokens of prompts. What has not been read into tokens yet counts with `BYTES_PER_TOKEN`."""
+    """Tokens of prompts. A body that is not tokenized yet counts as one token for every 4 bytes."""
     max_body_bytes: int = 4 * MiB
     max_model_len: int | None = None
-    """The most tokens of a prompt and its answer. None: the model's context, but no more than `LONGEST`."""
+    """The most tokens of a prompt and its answer, or of a text that an encoder reads.
+
+    None: the model's context; of one that generates, no more than `LONGEST`.
+    """
     header_s: float = 10.0
     """The time for a request's headers to arrive."""
     body_s: float = 30.0
@@ -78,10 +81,10 @@ class Options:
             raise SetupError(f"There is no option {unknown[0]!r}.{hint} There are {', '.join(names)}.")
         return cls(**options)
 
-    def columns(self, context: int) -> int:
-        """The most tokens of a prompt and its answer, for a model of such a context; SetupError for more."""
+    def columns(self, context: int, is_encoder: bool) -> int:
+        """`max_model_len` of a model of such a context; SetupError for more."""
         if self.max_model_len is None:
-            return min(context, LONGEST)
+            return context if is_encoder else min(context, LONGEST)
         if self.max_model_len > context:
             raise SetupError(
                 f"max_model_len is {self.max_model_len:,}, but the model's context has {context:,} tokens. Ask for at "
@@ -105,6 +108,8 @@ def _check_policy(words: Any) -> None:
         )
 
 
+DECODER_RECIPE, ENCODER_RECIPE = "all,continuous_batching", "all"
+"""Recipes where none is given."""
 LONGEST = 4096
 """Where nothing says how long requests may be: every slot holds memory for as many tokens."""
 LONGEST_S = 86_400

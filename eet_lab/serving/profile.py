@@ -20,12 +20,10 @@ from eet_lab.paths import PACKAGE, cache_dir, is_clone
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.cost import CostTable, Provenance
 from eet_lab.scheduling.cost_files import load_cost, save_cost
+from eet_lab.serving.options import DECODER_RECIPE, ENCODER_RECIPE
 from eet_lab.serving.profile_passes import REPEATS, decoder_axes, encoder_axes, measured_decoder, measured_encoder
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
-
-ENCODE, GENERATE = "all", "all,continuous_batching"
-"""Recipes where none is given."""
 
 
 def profile(
@@ -50,7 +48,8 @@ def profile(
     """
     check_repeats(repeats)
     decodes = checked_model(model).config.stage == "generate"
-    chosen = as_recipe(recipe if recipe is not None else GENERATE if decodes else ENCODE, model.device, model.config)
+    usual = DECODER_RECIPE if decodes else ENCODER_RECIPE
+    chosen = as_recipe(usual if recipe is None else recipe, model.device, model.config)
     source = _source(model, chosen, note)
     if axes is None:
         axes = decoder_axes(model, chosen, repeats) if decodes else encoder_axes(model)

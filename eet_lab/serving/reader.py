@@ -243,14 +243,12 @@ class Reader(Worker):
         if done:
             self.tell(partial(_put_all, done))
 
-    def _fail(self, error: Exception) -> str:
-        number = self.failure(error)
+    def _fail(self, error: Exception) -> None:
+        self._end(self._lost(), failed(error, self.failure(error)))
         if self.engine is not None:
             with suppress(Exception):
                 self.engine.close()
         self.rebuild()
-        self._end(self._lost(), failed(error, number))
-        return number
 
     def _end(self, group: Sequence[WaitingText], error: ApiError) -> None:
         """Requests of these texts get the error; what else they have is not read."""

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 from eet_lab.devices import default_device
 from eet_lab.errors import SetupError
 from eet_lab.models import Model, load
-from eet_lab.models.encoder import Encoder
 from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.serving import cluster
 from eet_lab.serving.handle import HOST
 from eet_lab.serving.options import Options
-from eet_lab.texts import RecipeLike, as_recipe
+from eet_lab.texts import RecipeLike
 from eet_lab.words import counted, told
 
 TARGET = 32
@@ -116,18 +115,13 @@ def serve_replicas(
     check_whole(SetupError, "target_ongoing_requests", target_ongoing_requests, 1, MOST)
     cluster.check_installed()
     from eet_lab.serving.replica import ReplicaArgs
-    from eet_lab.serving.service import DECODER_RECIPE, ENCODER_RECIPE
+    from eet_lab.serving.service import recipe_to_serve
 
     kind = device or default_device()
     if kind not in cluster.RESOURCES:
         raise SetupError(f"device is {told(device)}, but it must be 'cuda', a GPU for each replica, or 'cpu'.")
     shape = _shape_of(model)
-    wanted.columns(shape.config.context)
-    is_encoder = isinstance(shape.network, Encoder)
-    _ = shape.encoder if is_encoder else shape.decoder  # which says what it cannot serve
-    default = ENCODER_RECIPE if is_encoder else DECODER_RECIPE
-    words = default if recipe is None else recipe
-    checked = as_recipe(words, kind, shape.config)
+    checked = recipe_to_serve(shape, recipe, kind, wanted)
     name = str(shape.folder.resolve()) if shape.kind == "folder" and shape.folder else str(model)
     args = ReplicaArgs(name, str(checked), kind, dtype, wanted)
     scale: dict[str, Any] = {"num_replicas": span.least}

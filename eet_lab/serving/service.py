@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from eet_lab.encoding import POOLS
 from eet_lab.engine.tasks import CLASSES, TextTask
@@ -11,16 +14,37 @@ from eet_lab.models import Model
 from eet_lab.models.checkpoint import read_json
 from eet_lab.models.encoder import Encoder
 from eet_lab.models.vision import VisionEncoder
+from eet_lab.serving.errors import ApiError
 from eet_lab.serving.front import Front
 from eet_lab.serving.generator import Generator
 from eet_lab.serving.jobs import Card
-from eet_lab.serving.options import Options
+from eet_lab.serving.options import DECODER_RECIPE, ENCODER_RECIPE, Options
 from eet_lab.serving.reader import Reader
 from eet_lab.serving.worker import Worker
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
 
-DECODER_RECIPE, ENCODER_RECIPE = "all,continuous_batching", "all"
+
+def recipe_to_serve(model: Model, recipe: RecipeLike | None, device: str, options: Options) -> Recipe:
+    """The recipe by which a model is served; None: the usual one of its kind.
+
+    Errors: RecipeError; ModelError for a model that cannot be served, SetupError for options that are not for it.
+    """
+    if isinstance(model.network, VisionEncoder):
+        raise ModelError(
+            f"{model.name} reads images ({model.config.family}), and a server's requests have texts. Use "
+            "eet_lab.classify or eet_lab.encode, or serve a model that reads texts."
+        )
+    is_encoder = isinstance(model.network, Encoder)
+    _ = model.encoder if is_encoder else model.decoder  # which says what it cannot serve
+    options.columns(model.config.context, is_encoder)
+    if options.policy is not None and not is_encoder:
+        raise SetupError(
+            f"policy is {options.policy}, but {model.name} generates: its requests join as continuous_batching of its "
+            "recipe says. Leave policy out, and set the recipe's knobs."
+        )
+    usual = ENCODER_RECIPE if is_encoder else DECODER_RECIPE
+    return as_recipe(usual if recipe is None else recipe, device, model.config)
 
 
 class Service:
@@ -31,30 +55,18 @@ class Service:
 
     def __init__(self, model: Model, recipe: RecipeLike | None = None, options: Options | None = None) -> None:
         self.model, self.options = model, options or Options()
-        if isinstance(model.network, VisionEncoder):
-            raise ModelError(
-                f"{model.name} reads images ({model.config.family}), and a server's requests have texts. Use "
-                "eet_lab.classify or eet_lab.encode, or serve a model that reads texts."
-            )
+        self.recipe = recipe_to_serve(model, recipe, model.device, self.options)
         is_encoder = isinstance(model.network, Encoder)
-        _ = model.encoder if is_encoder else model.decoder  # which says what it cannot serve
-        default = ENCODER_RECIPE if is_encoder else DECODER_RECIPE
-        self.recipe: Recipe = as_recipe(default if recipe is None else recipe, model.device, model.config)
         self.card = Card(
             name=self.options.served_model_name or model.name,
             recipe=str(self.recipe),
-            columns=self.options.columns(model.config.context),
+            columns=self.options.columns(model.config.context, is_encoder),
             ends=ends_of(model),
             vocab_size=model.config.vocab_size,
             is_encoder=is_encoder,
             tokenizer=model.tokenizer,
             folder=model.folder,
         )
-        if self.options.policy is not None and not is_encoder:
-            raise SetupError(
-                f"policy is {self.options.policy}, but {model.name} generates: its requests join as "
-                "continuous_batching of its recipe says. Leave policy out, and set the recipe's knobs."
-            )
         self.reader = Reader(model, self.recipe, self.options.policy, self._tasks()) if is_encoder else None
         self.generator = None if is_encoder else Generator(model, self.recipe, self.card.columns)
         worker = self.reader or self.generator
@@ -78,8 +90,24 @@ class LocalFront(Front):
     def __init__(self, service: Service) -> None:
         super().__init__(service.card, service.options, service.worker, service.generator)
         self.model, self.reader = service.model, service.reader
+        self._results = set[asyncio.Future[Tensor]]()
         if service.generator is not None:
             service.generator.receive = self.receive
+
+    def awaited(self) -> asyncio.Future[Tensor]:
+        """What the reader makes of a request's texts. Errors: the one with which all were ended."""
+        if self._ended is not None:
+            raise self._ended
+        result = asyncio.get_running_loop().create_future()
+        self._results.add(result)
+        result.add_done_callback(self._results.discard)
+        return result
+
+    def end_all(self, error: ApiError) -> None:
+        super().end_all(error)
+        for result in self._results:
+            if not result.done():
+                result.set_exception(error)
 
 
 def ends_of(model: Model) -> tuple[int, ...]:

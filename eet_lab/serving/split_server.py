@@ -8,10 +8,9 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
-import eet_lab
 from eet_lab.errors import SetupError
+from eet_lab.paths import PACKAGE
 from eet_lab.serving.jobs import News
 from eet_lab.serving.lifecycle import Lifecycle
 from eet_lab.serving.service import Service
@@ -106,7 +105,7 @@ def _started(listening: socket.socket) -> tuple[Channel, subprocess.Popen[bytes]
     # or the notebook again. In a session of its own, for Ctrl+C is for the engine's process, which drains both.
     command = [sys.executable, "-P", "-m", "eet_lab.serving.front_process", *map(str, fds)]
     # It imports what this process would, but for what lies where this happens to run.
-    paths = [*filter(None, sys.path), str(Path(eet_lab.__file__).resolve().parent.parent)]
+    paths = [*filter(None, sys.path), str(PACKAGE.parent)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     try:
         front = subprocess.Popen(

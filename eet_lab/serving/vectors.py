@@ -6,6 +6,7 @@ import asyncio
 import base64
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,15 +106,15 @@ async def classify(front: LocalFront, request: Request) -> Response:
 
 async def _texts(front: LocalFront, body: TextsBody) -> Sequence[Readable]:
     """What shall be read, with its special tokens; ApiError for what cannot be."""
-    given = token_lists(body.input, "input")
+    given, config = token_lists(body.input, "input"), replace(front.model.config, context=front.columns)
     if len(given) > MOST_TEXTS:
         raise bad(f"input has {len(given):,} texts, but one request may have {MOST_TEXTS:,}. Send several.", "input")
     try:
         texts = await asyncio.to_thread(as_texts, front.model, given)
         if (most := body.truncate_prompt_tokens) is not None:
-            most = most_of(front, most, front.model.config.context, given, "text")
+            most = most_of(front, most, front.columns, given, "text")
             texts = [_cut(text, most) for text in texts]  # type: ignore[arg-type]  # none is an image
-        checked_texts([text.ids for text in texts], front.model.config, cut_by="truncate_prompt_tokens=-1")
+        checked_texts([text.ids for text in texts], config, cut_by="truncate_prompt_tokens=-1")
     except EETError as error:
         raise of_engine(error, "input") from error
     return texts
@@ -134,14 +135,16 @@ async def _read(front: LocalFront, request: Request, texts: Sequence[Readable], 
     ticket, metrics = request.state.ticket, front.metrics
     lengths = [len(text.ids) for text in texts]
     ticket.count(1, sum(lengths))
-    reading = Reading(texts, task, asyncio.get_running_loop().create_future())
+    reading = Reading(texts, task, front.awaited())
     front.reader.join(reading)
     try:
         values = await before(ticket.since + front.options.request_s, reading.result, request.receive)
     except ApiError as error:
         metrics.finished["abort" if error.status in GIVEN_UP else "error"] += len(texts)
         raise
-    whole_s = time.perf_counter() - ticket.since
+    now = time.perf_counter()
+    ticket.started(now)
+    whole_s = now - ticket.since
     metrics.finished["stop"] += len(texts)
     for length in lengths:
         metrics.prompt_tokens += length

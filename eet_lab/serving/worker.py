@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import traceback
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -75,9 +76,10 @@ class Worker(ABC):
             self._told_by(news)
 
     def failure(self, error: Exception) -> str:
-        """Log an engine's error, and its number in the log."""
+        """Log an engine's error, and let go of the tensors in its frames; its number in the log."""
         number = f"error-{uuid.uuid4().hex[:12]}"
         LOG.error("%s: the engine failed and is built anew", number, exc_info=error)
+        traceback.clear_frames(error.__traceback__)  # else a new engine might find no room beside them
         return number
 
     def rebuild(self) -> None:
@@ -133,8 +135,8 @@ class Worker(ABC):
         """One pass, and what it makes is told."""
 
     @abstractmethod
-    def _fail(self, error: Exception) -> str:
-        """Tell all that were served of an error, and go on with a new engine; the error's number in the log."""
+    def _fail(self, error: Exception) -> None:
+        """Tell all that were served of an error at once, and go on with a new engine, whose building takes a while."""
 
     @abstractmethod
     def _close(self) -> None:

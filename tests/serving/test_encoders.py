@@ -349,8 +349,10 @@ def test_a_request_has_waited_since_it_came(planned):
 
 
 def test_each_text_counts_as_one_of_vllms_requests(client, served):
-    before = numbers(served)
+    before, admission = numbers(served), served._server.service.admission
+    admission._mean_wait_s = 0.0
     client.embeddings.create(model="bert", input=TEXTS)
+    assert admission._mean_wait_s > 0, "after which who finds the queue full may come again"
     after = numbers(served)
     grown = {name: after[name] - before.get(name, 0) for name in after}
     label = '{model_name="bert"}'
@@ -358,6 +360,34 @@ def test_each_text_counts_as_one_of_vllms_requests(client, served):
     assert grown[f"vllm:prompt_tokens_total{label}"] == grown[f"vllm:request_prompt_tokens_sum{label}"] == 17
     assert grown[f"vllm:e2e_request_latency_seconds_count{label}"] == 3
     assert grown[f"vllm:time_to_first_token_seconds_count{label}"] == 0, "it has no tokens to come first"
+
+
+@pytest.mark.parametrize("cache", [0, 1])
+def test_who_still_waits_at_the_end_of_the_drain_is_told(bert, monkeypatch, cache):
+    """Also who waits for an answer that is being made for another one."""
+    served = eet_lab.serve(bert, drain_s=0.3, response_cache_mib=cache).wait_until_up(60)
+    service = served._server.service
+    monkeypatch.setattr(service.reader, "join", lambda reading: None)
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(httpx.post, f"{served.url}/v1/embeddings", json={"input": "w1"}) for _ in range(2)]
+        eventually(lambda: service.admission.num_inside == 2)
+        served.stop()
+        for each in asked:
+            assert each.result().status_code == 503 and each.result().json()["error"]["code"] == "shutting_down"
+
+
+def test_the_longest_text_is_what_the_server_says(bert):
+    served = eet_lab.serve(bert, max_model_len=8).wait_until_up(60)
+    try:
+        assert httpx.get(f"{served.url}/v1/models").json()["data"][0]["max_model_len"] == 8
+        body = {"input": "w1 " * 30}
+        answer = httpx.post(f"{served.url}/v1/embeddings", json=body)
+        assert answer.status_code == 400 and "at most 8" in answer.json()["error"]["message"]
+        answer = httpx.post(f"{served.url}/v1/embeddings", json=body | {"truncate_prompt_tokens": -1})
+        assert answer.json()["usage"]["total_tokens"] == 8
+    finally:
+        served.stop()
+    assert (Options().columns(8192, is_encoder=True), Options().columns(8192, is_encoder=False)) == (8192, 4096)
 
 
 def test_a_client_that_leaves_is_not_read(served, reader, monkeypatch):

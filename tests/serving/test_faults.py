@@ -9,17 +9,21 @@ import gc
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import eet_lab
+from eet_lab.engine.slots import Slots
 from eet_lab.models import Model
+from eet_lab.ops.types import Choice
 from eet_lab.serving.body_framing import MOST_HEAD
 from eet_lab.serving.generator import Generator
 from eet_lab.serving.handle import ServerHandle
@@ -103,23 +107,57 @@ def test_one_that_leaves_does_not_disturb_the_others(served, client, demo, slowe
 def test_an_engine_that_fails_in_mid_step(served, client, generator, monkeypatch, slowed, caplog):
     """Those that it served get 500 with an id, and the next ones are served by a new engine."""
     right, broken = short(client), generator.engine
-    step = broken.step
+    step, build, held, told_at = broken.step, generator._build, [], []
 
     def fail():
         if len(generator._jobs) == 2:
+            tensor = torch.empty(8)
+            held.append(weakref.ref(tensor))
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return step()
 
+    def build_later():
+        assert held[0]() is None, "the new engine needs the room"
+        eventually(lambda: told_at)
+        build()
+
     monkeypatch.setattr(broken, "step", fail)
+    monkeypatch.setattr(generator, "_build", build_later)
     stream = iter(client.completions.create(model="demo", prompt="The", max_tokens=500, temperature=0, stream=True))
     assert next(stream).choices[0].text
     with pytest.raises(openai.InternalServerError, match=r"engine failed \(RuntimeError\)") as told:
         client.completions.create(model="demo", prompt=PROMPT, max_tokens=8, temperature=0)
+    told_at.append("and not after a new engine was built")
     assert told.value.status_code == 500 and told.value.code.startswith("error-") and told.value.request_id
     assert "illegal memory access" in caplog.text and told.value.code in caplog.text, "the log has the reason"
     with pytest.raises(openai.APIError, match="engine failed"):  # it had begun, so its status was 200
         list(stream)
     assert short(client) == right and generator.engine is not broken
+    assert eventually(lambda: served._server.service.admission.num_inside == 0)
+
+
+def test_memory_that_is_full_for_one_who_joins_ends_all_that_the_engine_had(
+    served, client, generator, monkeypatch, slowed
+):
+    """It frees itself then: what was in flight is lost, and so is the room that was reserved for the next ones."""
+    right, broken, make_room = short(client), generator.engine, Slots._make_room
+
+    def full(slots, choice):
+        if choice is Choice.LIMITED:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        make_room(slots, choice)
+
+    monkeypatch.setattr(Slots, "_make_room", full)
+    stream = iter(client.completions.create(model="demo", prompt="The", max_tokens=500, temperature=0, stream=True))
+    assert next(stream).choices[0].text
+    began = time.monotonic()
+    with pytest.raises(openai.InternalServerError, match=r"engine failed \(OutOfMemory\)"):
+        client.completions.create(model="demo", prompt="The", max_tokens=4, top_p=0.5)
+    with pytest.raises(openai.APIError, match=r"engine failed \(OutOfMemory\)"):
+        list(stream)
+    assert time.monotonic() - began < 10
+    assert short(client) == right and generator.engine is not broken
+    assert generator.engine._reserved == (4, generator._columns)
     assert eventually(lambda: served._server.service.admission.num_inside == 0)
 
 
@@ -154,8 +192,9 @@ def test_nothing_ends_the_engines_thread(client, generator, slowed):
     assert short(client)
 
 
-def test_an_engine_that_cannot_be_built_again(demo, monkeypatch):
-    served = eet_lab.serve(demo, front="thread").wait_until_up(60)
+@pytest.mark.parametrize("front", ["thread", "process"])
+def test_an_engine_that_cannot_be_built_again(demo, monkeypatch, front):
+    served = eet_lab.serve(demo, front=front).wait_until_up(60)
     generator = served._server.service.generator
 
     def fail(*args):
@@ -166,7 +205,8 @@ def test_an_engine_that_cannot_be_built_again(demo, monkeypatch):
         monkeypatch.setattr(generator, "_build", fail)
         body = {"prompt": "a", "max_tokens": 2, "temperature": 0}
         assert httpx.post(f"{served.url}{TEXT}", json=body).status_code == 500
-        for answer in (httpx.post(f"{served.url}{TEXT}", json=body), httpx.get(f"{served.url}/health")):
+        health = eventually(lambda: (told := httpx.get(f"{served.url}/health")).status_code == 503 and told)
+        for answer in (health, httpx.post(f"{served.url}{TEXT}", json=body)):
             assert answer.status_code == 503 and "engine is lost" in answer.json()["error"]["message"]
     finally:
         served.stop()

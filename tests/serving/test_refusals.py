@@ -57,6 +57,7 @@ def checked(answer: httpx.Response, status: int, param: str | None) -> str:
         ({"max_tokens": -1}, "max_tokens", "-1"),
         ({"max_tokens": 0}, "max_tokens", "0"),
         ({"max_tokens": 10**9}, "max_tokens", "1,000,000,000.*room for 1,023"),
+        ({"prompt": [5] * 1014}, "max_tokens", "16 where a request gives none.* Give max_tokens=10 or less"),
         ({"max_tokens": 10**4000}, "max_tokens", r"^max_tokens is 1.{,60}, but .{,120}room for 1,023.{,80}$"),
         ({"top_k": 10**4000}, "top_k", r"^.{,200}$"),
         ({"min_tokens": 10**4000}, "min_tokens", r"^.{,200}$"),
@@ -387,6 +388,9 @@ def test_servers_that_cannot_be(demo, served):
         eet_lab.serve(demo, port=taken)
     with pytest.raises(SetupError, match="port is 70000"):
         eet_lab.serve(demo, port=70000)
+    for host, said in (("a..b", "'a..b'"), ("a" * 64, "'aaa.*'"), (5, "5")):
+        with pytest.raises(SetupError, match=f"host is {said}, but it must be a name or an address"):
+            eet_lab.serve(demo, host=host)
     with pytest.raises(RecipeError, match="no requests that join"):
         eet_lab.serve(demo, "all")
     with pytest.raises(ModelError, match="loaded model"):

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 import eet_lab
-from eet_lab import ray_here
 from eet_lab.cli import main
 from eet_lab.commands import serve as command
 from eet_lab.errors import ModelError, RecipeError, SetupError
@@ -79,6 +78,7 @@ class Still:
         ({"device": "cuda:1"}, SetupError, "device is 'cuda:1'"),
         ({"recipe": "nothing"}, RecipeError, "nothing"),
         ({"max_model_len": 10_000}, SetupError, "max_model_len is 10,000"),
+        ({"policy": "naive_padding"}, SetupError, "Leave policy out"),
         ({"max_queued_requests": 0}, SetupError, "max_queued_requests is 0"),
         ({"model": "nothing"}, ModelError, "no model 'nothing'"),
     ],
@@ -102,7 +102,7 @@ def test_more_replicas_than_gpus():
 
 
 def test_ray_that_is_missing_is_named(monkeypatch):
-    monkeypatch.setattr(ray_here, "find_spec", lambda name: None if name == "ray" else name)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ray" else name)
     with pytest.raises(SetupError, match=r"ray is not installed.*pip install 'eet-lab\[ray\]'"):
         eet_lab.serve_replicas("demo")
     with pytest.raises(SetupError, match="replicas"):

@@ -50,9 +50,8 @@ class Answer:
         rest = self._held + data
         self._held = b""
         while rest and self._body is None and not self._ends_with_connection:
-            before = rest
-            if (after := self._head(before)) is None:
-                self._held = before
+            if (after := self._head(rest)) is None:
+                self._held = rest
                 return
             rest = after
         if self._body is None:

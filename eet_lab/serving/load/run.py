@@ -42,17 +42,8 @@ def run_load(
     job = job_of(target, traffic, prompts, seed, timeout_s, keep_text)
     if apart:
         return run_apart(job, progress, cancel)
-    result = Future[Loaded]()
-
-    def run() -> None:
-        try:
-            result.set_result(run_here(job, progress, cancel))
-        except BaseException as error:  # noqa: BLE001  raised where it is waited for
-            result.set_exception(error)
-
-    # A notebook's thread has a loop that runs already.
-    threading.Thread(target=run, name="eet-load", daemon=True).start()
-    return result.result()
+    # On a thread of its own: a notebook's has a loop that runs already.
+    return Loading(lambda *_: run_here(job, progress, cancel)).result()
 
 
 def run_here(job: Job, progress: Progress | None = None, cancel: Cancel | None = None) -> Loaded:
