@@ -89,8 +89,8 @@ def generate(
     Errors: PromptError, RecipeError, KernelBuildError, OutOfMemory, and Cancelled where kernels were still being built.
     """
     rows, how = as_rows(model, prompts), Settings.of(**settings)
-    if stop_at_eos and model.config.eos_id is not None:
-        how = replace(how, stop=(*how.stop, model.config.eos_id))
+    if stop_at_eos:
+        how = replace(how, stop=(*how.stop, *model.config.ends))
     chosen = as_recipe(recipe, model.device, model.config)
     engine = engine_of(model.generator, chosen.parts)
     try:

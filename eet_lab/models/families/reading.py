@@ -140,6 +140,15 @@ def token_id(settings: Settings, name: str) -> int | None:
     return value
 
 
+def ends(settings: Settings, vocab: int) -> tuple[int, ...]:
+    """All tokens that end a text. What is outside the vocabulary is never generated: -1 stands for none."""
+    value = settings.get("eos_token_id")
+    tokens = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    if not all(map(is_whole, tokens)):
+        raise ModelError(f"eos_token_id is {value!r} in the checkpoint, but token ids are whole numbers from 0.")
+    return tuple(token for token in dict.fromkeys(tokens) if 0 <= token < vocab)
+
+
 def refuse(settings: Settings, beyond: Mapping[str, bool]) -> None:
     """ModelError where a checkpoint has one of these."""
     for what, there in beyond.items():
