@@ -12,6 +12,7 @@ import transformers
 from seq2seqs import CONFIGS, CONTEXT, NEW, SOURCES, V, expected, ours, rows, theirs
 
 import eet_lab
+from eet_lab.engine import seq2seq
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.seq2seq import Seq2SeqEngine
 from eet_lab.engine.settings import Settings
@@ -89,6 +90,21 @@ def test_a_run_can_be_stopped_and_counts_what_it_holds():
     made.close()
     assert made.kv_bytes == 0
     assert list(made.generate(rows(), Settings(NEW)).tokens) == expected("t5")
+
+
+def test_the_last_batchs_keys_and_values_are_gone_before_the_next_ones_are_made(monkeypatch):
+    made, there = engine("t5"), []
+    store = seq2seq._store
+
+    def watched(model, batch):
+        if not batch.ids.is_meta:
+            there.append(made._source)
+        return store(model, batch)
+
+    monkeypatch.setattr(seq2seq, "_store", watched)
+    for _ in range(2):
+        made.generate(rows(), Settings(2))
+    assert there == [None, None]
 
 
 def test_texts_are_answered():
