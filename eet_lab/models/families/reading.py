@@ -113,11 +113,18 @@ def generated(settings: Settings) -> dict[str, Any]:
             f"decoder_start_token_id is missing in the checkpoint's config, and {_title(settings)} begins with it what "
             "it generates; add it to config.json."
         )
-    words = (word for word in settings.get("bad_words_ids") or () if isinstance(word, Sequence) and len(word) == 1)
-    suppressed = (*(word[0] for word in words), *(settings.get("suppress_tokens") or ()))
-    names = {**{name: ids[ours] for ours, name in GENERATED.items()}, **{"bad_words_ids": max(suppressed, default=0)}}
-    for name, token in names.items():
-        if token is not None and token >= vocab:
+    words, more = (settings.get(name) or () for name in ("bad_words_ids", "suppress_tokens"))
+    if not isinstance(words, (list, tuple)) or not isinstance(more, (list, tuple)):
+        raise ModelError("bad_words_ids or suppress_tokens is no list; correct it in the checkpoint's config.")
+    each = (word if isinstance(word, (list, tuple)) else [word] for word in words)
+    suppressed = [*(word[0] for word in each if len(word) == 1), *more]
+    if bad := [token for token in suppressed if not is_whole(token, 0, vocab - 1)]:
+        raise ModelError(
+            f"bad_words_ids or suppress_tokens has {bad[0]!r:.60}, but token ids are whole numbers from 0 to "
+            f"{vocab - 1}; correct it in the checkpoint's config."
+        )
+    for ours, name in GENERATED.items():
+        if (token := ids[ours]) is not None and token >= vocab:
             raise ModelError(
                 f"{name} is {token}, but the vocabulary ends at {vocab - 1}; correct it in the checkpoint's config."
             )
