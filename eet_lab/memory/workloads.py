@@ -1,6 +1,6 @@
 """What others' systems ask for, request by request: TurboTransformers' BERT and EET's GPT-2.
 
-B rows, T tokens, S longest prompt, H heads, C channels. All sizes are in bytes.
+T tokens, C channels. All sizes are in bytes.
 """
 
 from __future__ import annotations
