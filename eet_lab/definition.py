@@ -89,9 +89,14 @@ def _way(names: Sequence[str], to: str, known: Mapping[str, Any]) -> list[str]:
 
 
 def applied(technique: Any, parts: Parts) -> Parts:
-    """The parts with a technique in them; BrokenTechnique where its `apply` does not make any."""
+    """The parts with a technique in them; BrokenTechnique where its `apply` does not make any.
+
+    A RecipeError that `apply` raises itself says with which parts the technique does not go.
+    """
     try:
         after = technique.apply(parts)
+    except RecipeError:
+        raise
     except Exception as error:  # whatever another's code raises
         raise BrokenTechnique(technique.name, f"its apply raised {_told(error)}") from error
     if not isinstance(after, Parts):

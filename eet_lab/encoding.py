@@ -119,7 +119,7 @@ def encode(
 
     Errors: PromptError, RecipeError, ModelError for a decoder, OutOfMemory, Cancelled.
     """
-    if pool not in POOLS:
+    if pool not in tuple(POOLS):  # which takes what cannot be hashed
         hint = did_you_mean(str(pool), filter(None, POOLS))
         raise PromptError(f"pool is {pool!r:.60}, but it must be 'mean', 'cls' or None for hidden states.{hint}")
     chosen, run = _read(model, as_texts(model, texts), POOLS[pool], recipe, batching, progress, cancel)

@@ -35,12 +35,6 @@ def knob(
     return field(default=default, metadata=MappingProxyType({**limits, **told}))
 
 
-def matters(technique: Any, name: str) -> bool:
-    """Whether a knob of a technique changes anything, as its other knobs stand."""
-    when = next(f.metadata.get("when", {}) for f in fields(technique) if f.name == name)
-    return all(getattr(technique, other) in values for other, values in when.items())
-
-
 def turn_in_words(technique: Any, turn: str) -> str:
     """A turn such as "kv=paged" as a page calls it, "KV layout: pages"; as it stands where there is no such knob.
 

@@ -1,9 +1,9 @@
 """Label-smoothed cross entropy for scripts of one's own: the reference, in place, and chunked with the LM head.
 
 Arguments have the names and the meaning of torch.nn.functional's, and so have results, but that losses are in fp32
-where logits have 16 bits. On a GPU that kernels can be built for, these take the last two. Labels are checked first,
-for which the host waits for the device; `check=False` leaves that out, as under a CUDA graph. N tokens of any shape, C
-channels, V words or classes.
+where logits have 16 bits. On a GPU where our kernels can be built, they compute the latter two. Labels are checked
+first, for which the host waits for the device; `check=False` leaves that out, as under a CUDA graph. N tokens of any
+shape, C channels, V words or classes.
 """
 
 from __future__ import annotations
@@ -138,6 +138,8 @@ def _labels(
     target: Tensor, logits: tuple[int, ...], ignore_index: int, check: bool, is_mean: bool
 ) -> tuple[Tensor, Tensor]:
     """Labels [N] with `IGNORED` for those that are, and how many are not: a mean needs one. Errors: TrainingError."""
+    if not isinstance(target, Tensor):
+        raise TrainingError(f"The labels are a {type(target).__name__}, but must be a tensor: torch.tensor(labels).")
     if target.is_floating_point() or target.dtype == torch.bool or tuple(target.shape) != logits[:-1]:
         raise TrainingError(
             f"The labels are {list(target.shape)} of {target.dtype}, but logits {list(logits)} need whole numbers "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from threading import get_ident
 
 from eet_lab.errors import SetupError
 
@@ -78,7 +79,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     if path.exists() and not path.is_file():  # /dev/stdout and the like must not be replaced
         path.write_bytes(data)
         return
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}")
     try:
         part.write_bytes(data)
         part.replace(path)

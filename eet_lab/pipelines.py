@@ -103,6 +103,7 @@ class TextGeneration(Pipeline):
         rows = [self._ids(one) for one in given for _ in range(num_return_sequences)]
         how: dict[str, Any] = {"max_new_tokens": max_new_tokens}
         if do_sample:
+            check_whole(PromptError, "top_k", top_k, 0, MOST)
             how |= {"temperature": temperature, "top_k": min(top_k, self.model.config.vocab_size), "top_p": top_p}
             how["seed"] = secrets.randbits(62) if seed is None else seed
         watch = _Stops(self.model, stop_sequence, len(rows))
@@ -183,7 +184,7 @@ class TextClassification(Pipeline):
         is_plain = top_k is DEFAULT
         if not is_plain and top_k is not None:
             check_whole(PromptError, "top_k", top_k, 1, MOST)
-        if function_to_apply is not None and function_to_apply not in SCORES:
+        if function_to_apply is not None and function_to_apply not in tuple(SCORES):
             hint = did_you_mean(str(function_to_apply), SCORES)
             raise PromptError(f"function_to_apply is {told(function_to_apply)}; there are {', '.join(SCORES)}.{hint}")
         is_one = isinstance(inputs, (str, Mapping))
@@ -228,9 +229,11 @@ def pipeline(
     `model` is a loaded model, or what `eet_lab.load` takes, to which `loading` goes (device, dtype, tokenizer).
     Errors: PromptError for a task that does not exist; ModelError for a model that cannot do it; RecipeError.
     """
-    if task not in TASKS:
+    if task not in tuple(TASKS):  # which takes what cannot be hashed
         hint = did_you_mean(str(task), TASKS)
         raise PromptError(f"task is {told(task)}, but it must be one of {', '.join(TASKS)}.{hint}")
+    if isinstance(model, Model) and loading:
+        raise PromptError(f"model is loaded already, so that {next(iter(loading))} would do nothing; give it to load.")
     loaded = checked_model(model) if isinstance(model, Model) else load(model, **loading)
     _ = loaded.decoder if TASKS[task] is TextGeneration else loaded.encoder
     return TASKS[task](loaded, as_recipe(recipe, loaded.device, loaded.config))
@@ -240,7 +243,9 @@ class _Stops:
     """Where texts end that hold a stop sequence, as they are generated."""
 
     def __init__(self, model: Model, stops: str | Sequence[str], num_rows: int) -> None:
-        self._model, self._stops = model, [stops] if isinstance(stops, str) else [*stops]
+        is_one = isinstance(stops, str) or not isinstance(stops, Iterable)
+        self._model = model
+        self._stops: list[Any] = [stops] if is_one else [*stops]
         if not all(isinstance(stop, str) and stop for stop in self._stops):
             raise PromptError(f"stop_sequence is {told(stops)}, but it must be a text or a list of texts, none empty.")
         self._rows: list[list[int]] = [[] for _ in range(num_rows)]

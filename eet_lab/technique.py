@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from eet_lab.definition import NUMERICS, STAGES, WORDS, applied, check_definition, unavailable
 from eet_lab.errors import BrokenTechnique, RecipeError, did_you_mean
-from eet_lab.knobs import check_knobs, knob, matters, read_knobs
+from eet_lab.knobs import check_knobs, knob, read_knobs
 from eet_lab.models.config import Config
 from eet_lab.ops import native
 from eet_lab.parts import Parts, replaced
@@ -92,7 +92,8 @@ class Technique:
 
     def matters(self, knob: str) -> bool:
         """Whether a knob changes anything, as the others stand."""
-        return matters(self, knob)
+        when = self.knobs[knob].get("when", {})
+        return all(getattr(self, other) in values for other, values in when.items())
 
     def __str__(self) -> str:
         turned = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
@@ -118,6 +119,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         order = {name: i for i, name in enumerate(registry())}
+        if strange := [each for each in self.techniques if not isinstance(each, Technique)]:
+            raise RecipeError(f"A Recipe is made of techniques, not of {strange[0]!r:.60}; Recipe.parse reads words.")
         names = [t.name for t in self.techniques]
         if twice := [name for name in names if names.count(name) > 1]:
             raise RecipeError(f"{twice[0]} is named twice; name it once.")
@@ -289,6 +292,8 @@ def obstacle(t: Technique, device: str, config: Config | None = None) -> str | N
     except BrokenTechnique as error:
         culprit = "it" if each is t else f"it needs {each.name}, which"
         return f"{culprit} is broken: {error.wrong}"
+    except RecipeError as error:  # it does not go with what it requires
+        return str(error)
     return None
 
 

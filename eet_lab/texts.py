@@ -30,7 +30,8 @@ class Output:
 
 
 RecipeLike = str | Recipe | Technique | Sequence[str | Technique]
-"""A recipe: itself, its words ("pre_padding,mask_removal", "all"), or a list of words and techniques."""
+"""A recipe: itself, its words ("pre_padding,mask_removal", "all"), or a list of words and techniques, each of
+which stands in place of the one that "all" means."""
 
 
 def as_recipe(recipe: RecipeLike, device: str, config: Config | None = None) -> Recipe:
@@ -54,8 +55,11 @@ def _techniques(recipe: RecipeLike, device: str, config: Config | None = None) -
             f"recipe is {recipe!r}, but it must be words such as 'all' or 'pre_padding,mask_removal', a list of "
             "them, or a Recipe; '' is the baseline."
         )
-    words = named(",".join(each for each in given if isinstance(each, str)), device, config)
-    return (*words, *(each for each in given if isinstance(each, Technique)))
+    text = ",".join(each for each in given if isinstance(each, str))
+    own = [each for each in given if isinstance(each, Technique)]
+    by_name = {word.split(":")[0].strip() for word in text.split(",")}
+    replaced = {t.name for t in own} - by_name  # of those that `all` stands for
+    return (*(t for t in named(text, device, config) if t.name not in replaced), *own)
 
 
 def as_rows(model: Model, prompts: Prompts) -> list[list[int]]:
@@ -89,8 +93,8 @@ def generate(
     Errors: PromptError, RecipeError, KernelBuildError, OutOfMemory, and Cancelled where kernels were still being built.
     """
     rows, how = as_rows(model, prompts), Settings.of(**settings)
-    if stop_at_eos and model.config.eos_id is not None:
-        how = replace(how, stop=(*how.stop, model.config.eos_id))
+    if stop_at_eos:
+        how = replace(how, stop=(*how.stop, *model.config.ends))
     chosen = as_recipe(recipe, model.device, model.config)
     engine = engine_of(model.generator, chosen.parts)
     try:

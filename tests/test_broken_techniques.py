@@ -113,6 +113,22 @@ def test_one_that_needs_it_cannot_run_either(broken):
     assert obstacle(Above(), "cpu").startswith("it needs broken, which is broken: its apply")
 
 
+def test_one_that_refuses_other_parts_is_not_called_broken(forgotten):
+    @register
+    @dataclass(frozen=True)
+    class Choosy(Technique):
+        name: ClassVar[str] = "choosy"
+        title: ClassVar[str] = "Choosy"
+
+        def apply(self, parts: Parts) -> Parts:
+            raise RecipeError("choosy goes with nothing. Leave it out.")
+
+    for recipe in ("choosy", "pre_padding,choosy"):
+        with pytest.raises(RecipeError, match="^choosy goes with nothing. Leave it out.$"):
+            Recipe.parse(recipe)
+    assert everything("cpu") == BEFORE and obstacle(Choosy(), "cpu") == "choosy goes with nothing. Leave it out."
+
+
 def test_one_that_cannot_tell_whether_it_can_run(forgotten):
     @register
     @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 
@@ -19,8 +20,11 @@ from eet_lab.commands.bench_tables import model_table
 from eet_lab.commands.terminal import ProgressLine, stoppable
 from eet_lab.engine.engine import Engine
 from eet_lab.errors import Cancelled
+from eet_lab.models import load
+from eet_lab.models.loading import DEMO
 from eet_lab.paths import PACKAGE
 from eet_lab.technique import names_in_all, registry
+from eet_lab.workbench.choices import State
 
 SHORT = ["-n", "4"]
 
@@ -84,6 +88,16 @@ def test_generate_ends_a_text_where_it_ends(capsys):
     assert "6 tokens" in streamed and "endoftext" not in streamed
     assert main([*words, "--ignore-eos", "-n", "16"]) == 0
     assert "<|endoftext|>" in capsys.readouterr().out
+
+
+def test_generate_ends_a_text_at_any_of_several_tokens(tmp_path, capsys):
+    folder = shutil.copytree(DEMO, tmp_path / "demo")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 296]}))
+    model = load(folder, device="cpu")
+    how = ["--model", str(folder), "--recipe", "baseline", "--device", "cpu"]
+    assert main(["generate", "Return a list of", *how]) == 0
+    assert f"{model.decode([1119, 14, 199, 199, 442, 533])}\n" in capsys.readouterr().out, "up to 296, and without it"
+    assert State(stop_at_eos=True).settings(model).stop == (0, 296)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,19 @@ from eet_lab.parts.passes import Batching, Text
 from eet_lab.technique import Recipe
 
 
+def test_who_comes_while_texts_are_read_is_told_so():
+    engine, said = EncoderEngine(ours("bert").encoder), []
+
+    def ask(done):
+        with pytest.raises(EngineBusy) as caught:
+            engine.read(texts(), tasks.MEAN)
+        said.append(str(caught.value))
+
+    engine.read(texts(), tasks.MEAN, progress=lambda *told: ask(told))
+    assert said and said[0].startswith("read cannot begin: this engine is reading a list of texts, and reads one at")
+    assert "another EncoderEngine" in said[0]
+
+
 @pytest.mark.parametrize("layout", [passes.padded, passes.packed])
 def test_passes_keep_to_the_budget_and_the_order(layout):
     for batching in (Batching(16), Batching(45), Batching(45, 2), Batching(1)):

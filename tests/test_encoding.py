@@ -149,6 +149,7 @@ def test_what_is_no_text_is_told(with_words, texts, says):
     ("keywords", "error", "says"),
     [
         ({"pool": "max"}, PromptError, "pool is 'max', but it must be 'mean', 'cls' or None"),
+        ({"pool": ["mean"]}, PromptError, "pool is .'mean'., but it must be"),
         ({"pool": "meen"}, PromptError, "Did you mean 'mean'"),
         ({"batch_token": 8}, PromptError, "no keyword 'batch_token'. Did you mean 'batch_tokens'"),
         ({"batch_tokens": "8"}, PromptError, "batch_tokens is '8', but it must be a whole number from 1"),

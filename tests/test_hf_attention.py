@@ -230,7 +230,7 @@ def test_what_kernels_do_not_take_on_a_gpu_is_told_once(change, says, monkeypatc
     monkeypatch.setattr(hf_attention, "_is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(hf_attention.native, "available", lambda device: change.get("missing"))
     monkeypatch.setattr(hf_attention, "_by_kernel", lambda *given: "by kernel")
-    hf_attention._warn.cache_clear()
+    hf_attention.WARNED.clear()
     kind = change.get("module", OfOneText)
     module = kind.__new__(kind)
     torch.nn.Module.__init__(module)
@@ -246,6 +246,18 @@ def test_what_kernels_do_not_take_on_a_gpu_is_told_once(change, says, monkeypatc
         assert out == ["by kernel"] * 2 and not found
     else:
         assert len(found) == 1 and re.search(says, str(found[0].message)) and torch.equal(*out)
+
+
+def test_sequences_that_grow_are_one_reason(monkeypatch):
+    monkeypatch.setattr(hf_attention, "_is_on_gpu", lambda tensor: True)
+    hf_attention.WARNED.clear()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for length in (8, 9, 10):
+            x = torch.ones(1, 2, length, 8, dtype=torch.float64)
+            mask = hf_attention.real_tokens(1, kv_length=length)
+            hf_attention.attention(OfOneText(), x, x, x, mask, is_causal=False)
+    assert len(found) == 1
 
 
 def test_gradients_are_those_of_sdpa():

@@ -149,6 +149,8 @@ def test_shapes_that_do_not_fit():
         linear_cross_entropy(states, weight, labels, chunk=0)
     with pytest.raises(TrainingError, match=r"logits are \[3, 4\] of torch.int64"):
         cross_entropy(states.long(), labels)
+    with pytest.raises(TrainingError, match="The labels are a list, but must be a tensor"):
+        cross_entropy(states, [1, 2, 3])
     assert eet_lab.losses.cross_entropy is cross_entropy
 
 

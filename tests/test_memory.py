@@ -9,10 +9,11 @@ import pytest
 import torch
 from conftest import make_gpt2
 from counted import Counted
+from valid_plans import validate
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.memory import POOLS, Lifetime, live_bytes, validate
+from eet_lab.memory import POOLS, Lifetime, live_bytes
 from eet_lab.memory.lifetimes import ALIGNMENT
 from eet_lab.models import load
 from eet_lab.models.decoder import mapped

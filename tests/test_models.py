@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from conftest import make_gpt2
 from safetensors.torch import load_file, save_file
 
@@ -17,6 +18,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import ModelError, OutOfMemory
 from eet_lab.models import PRESETS, checkpoint, load, tokenizer
 from eet_lab.models.decoder import tensors
+from eet_lab.models.loading import DEMO
 from eet_lab.technique import Recipe
 from eet_lab.texts import generate
 
@@ -179,6 +181,7 @@ def test_old_mask_buffers_are_not_weights(folder):
         (lambda f: _set(f, layer_norm_epsilon=10**400), "layer_norm_epsilon is 1000"),
         (lambda f: _set(f, bos_token_id=499), "bos_token_id is 499, but the vocabulary ends at 498"),
         (lambda f: _set(f, eos_token_id=[]), r"eos_token_id is \[\]"),
+        (lambda f: (f / "generation_config.json").write_text('{"eos_token_id": [0, "a"]}'), "id is .0, 'a'"),
         (lambda f: (f / "config.json").write_text("[]"), r"config.json holds '\[\]', not an object"),
         (lambda f: (f / "config.json").write_text("[" * 10**6), "config.json cannot be read.*Download or save"),
         (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "no weight_map"),
@@ -334,6 +337,32 @@ def test_the_end_of_a_text_is_shown_but_not_returned():
     assert output.run.finish == ("stop",)
     assert output.run.tokens[0][-1] == end
     assert "endoftext" not in output.texts[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ends"),
+    [([0, 296], None, (0, 296)), (0, [296, 0, -1], (296, 0)), ([0, 296], 0, (0,)), (0, 296, (296,)), (296, 0, (0,))],
+)
+def test_a_text_ends_at_every_token_at_which_transformers_ends_it(config, generation, ends, tmp_path):
+    """Those of generation_config.json where it names any, else those of config.json."""
+    folder = shutil.copytree(DEMO, tmp_path / "demo")
+    _set(folder, eos_token_id=config)
+    (folder / "generation_config.json").unlink()
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    peer = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model, live = load(folder, device="cpu"), load(peer, device="cpu")
+    for name, each in (("saved", model), ("live", live)):
+        each.save(tmp_path / name)
+    models = [model, live, *(load(tmp_path / name, device="cpu") for name in ("saved", "live"))]
+    assert model.config.eos_id == (config[0] if isinstance(config, list) else config), "what training ends texts with"
+    for text in ("def main", "Return a list of", "Raise an exception if"):
+        ids = model.encode(text)
+        told = peer.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False, pad_token_id=0)
+        expected = tuple(told[0, len(ids) :].tolist())
+        for each in models:
+            assert each.config.ends in (ends, ends[::-1])
+            assert generate(each, [ids], max_new_tokens=20).run.tokens == (expected,)
 
 
 def test_shapes_without_data_tell_what_they_need_and_do_not_run(tmp_path):

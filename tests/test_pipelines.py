@@ -160,6 +160,10 @@ def test_a_recipe_is_used(words):
         ("text-generation", "a", {"do_sample": False, "num_return_sequences": 2}, PromptError, "do_sample"),
         ("text-generation", "a", {"max_new_tokens": 5000}, PromptError, "context"),
         ("text-generation", 5, {}, PromptError, "5"),
+        ("text-generation", "a", {"top_k": None}, PromptError, "top_k is None, but it must be a whole number from 0"),
+        ("text-generation", "a", {"top_k": "5"}, PromptError, "top_k is '5'"),
+        ("text-generation", "a", {"stop_sequence": 5}, PromptError, "stop_sequence is 5, but it must be a text or"),
+        (["text-generation"], "a", {}, PromptError, "task is .'text-generation'., but it must be one of"),
         (
             "text-generation",
             "a",
@@ -180,6 +184,11 @@ def test_what_cannot_be(generating, task, words, how, error, said):
         eet_lab.pipeline(task, generating[1].model)(words, **how)
 
 
+def test_a_loaded_model_is_not_loaded_again(generating):
+    with pytest.raises(PromptError, match="model is loaded already, so that device would do nothing; give it to load"):
+        eet_lab.pipeline("text-generation", generating[1].model, device="cuda:7", dtpe="x")
+
+
 def test_a_recipe_that_cannot_be_is_told_at_once(generating):
     with pytest.raises(RecipeError, match="no technique 'memory_resue'"):
         eet_lab.pipeline("text-generation", generating[1].model, recipe="memory_resue")
@@ -196,5 +205,7 @@ def test_what_an_encoder_cannot(both):
     _, ours = both("text-classification", "bert-classes")
     with pytest.raises(PromptError, match="function_to_apply is 'softmin'.*Did you mean 'softmax'"):
         ours("w1", function_to_apply="softmin")
+    with pytest.raises(PromptError, match="function_to_apply is .'softmax'.; there are"):
+        ours("w1", function_to_apply=["softmax"])
     with pytest.raises(PromptError, match="'text_pair'"):
         ours({"text": "w1", "second": "w2"})

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from valid_plans import validate
 
 from eet_lab.errors import PlanError, RecipeError, SetupError
 from eet_lab.memory import (
@@ -20,7 +21,6 @@ from eet_lab.memory import (
     Lifetime,
     Plan,
     optimal,
-    validate,
 )
 from eet_lab.memory.lifetimes import aligned
 from eet_lab.memory.optimal import missing, solve

@@ -151,6 +151,15 @@ def test_mistakes_are_explained(words, says):
         Recipe.parse(words)
 
 
+def test_techniques_in_a_list_stand_in_place_of_those_of_all():
+    own = registry()["memory_reuse"](kv="paged")
+    assert as_recipe(["all", own], "cpu") == as_recipe(["all", "memory_reuse:kv=paged"], "cpu")
+    with pytest.raises(RecipeError, match="memory_reuse is named twice"):
+        as_recipe(["all", "memory_reuse", own], "cpu")
+    with pytest.raises(RecipeError, match="A Recipe is made of techniques, not of 'all'; Recipe.parse reads words"):
+        Recipe(("all",))
+
+
 def test_a_minus_takes_along_what_needs_it_unless_that_was_named():
     assert Recipe.parse("all,-pre_padding", "cpu").names == ("mask_removal", "memory_reuse")
     with pytest.raises(RecipeError, match="packed_prefill needs pre_padding"):

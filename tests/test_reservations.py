@@ -95,6 +95,20 @@ def test_what_cannot_be_reserved_is_named_before_any_work(tiny, rows, tokens, to
         Engine(tiny.decoder).reserve(rows, tokens, Settings(4))
 
 
+def test_a_reservation_that_fails_leaves_the_last_one_or_none(tiny):
+    engine = Engine(tiny.decoder, Recipe.parse(PLANNED).parts)
+    engine.reserve(3, 40, Settings(9))
+    held = engine.kv_bytes, engine._reserved
+    with pytest.raises(PromptError, match="num_rows is 0"):
+        engine.reserve(0, 8)
+    assert held == (engine.kv_bytes, engine._reserved)
+    for words in ("pre_padding,memory_reuse:kv=paged:pages=4", "all,continuous_batching,memory_reuse:kv=paged:pages=4"):
+        engine = Engine(tiny.decoder, Recipe.parse(words).parts)
+        with pytest.raises(PromptError, match="pages"):
+            engine.reserve(8, 100, Settings(4))
+        assert (engine._reserved, engine.activation_bytes, engine.kv_bytes) == ((0, 0), 0, 0)
+
+
 def test_more_rows_than_the_device_has_room_for_are_refused_before_they_are_laid_out(tiny):
     with pytest.raises(OutOfMemory, match="num_rows is 1,000,000,000, but .* at the very most, .*forecast"):
         Engine(tiny.decoder).reserve(10**9, 8, Settings(4))

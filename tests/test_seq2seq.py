@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from seq2seqs import CONFIGS, TARGETS, V, ours, rows, theirs
 
 from eet_lab.errors import ModelError
-from eet_lab.models import SEQ2SEQ_PRESETS, load, seq2seq
+from eet_lab.models import SEQ2SEQ_PRESETS, decoder, load, seq2seq
 from eet_lab.models.families import settings_of
 from eet_lab.ops.rows import relative_bias
 from eet_lab.ops.types import Source, Spec, fresh
@@ -37,7 +37,7 @@ def test_logits_are_those_of_transformers(name):
                 for part in (part for kv in kept for part in kv):
                     part[~torch.isin(torch.arange(len(part)), real)] = torch.nan
             hidden = seq2seq.forward(model, ops, made(batch=batch, cache=None, source=Source(read, kept)), batch)
-            logits = seq2seq.logits(model, ops, hidden)
+            logits = decoder.logits(model, ops, hidden)
             for (first, count), wanted in zip(batch.spans, exact, strict=True):
                 close = {"rtol": 1e-4, "atol": 2e-5 * float(wanted.abs().max())}
                 torch.testing.assert_close(logits[first : first + count], wanted, **close)
@@ -116,6 +116,11 @@ def test_older_checkpoints_hold_copies_and_what_is_computed(tmp_path):
         ("bart", {"encoder_layers": 3}, "lacks 16 tensors .encoder.layers.2"),
         ("marian", {"share_encoder_decoder_embeddings": False}, "a vocabulary for each of its two languages"),
         ("marian", {"decoder_start_token_id": None}, "decoder_start_token_id is missing.*Marian begins with it"),
+        ("marian", {"bad_words_ids": 5}, "bad_words_ids or suppress_tokens is no list"),
+        ("marian", {"bad_words_ids": [[V]]}, f"has {V}, but token ids are whole numbers from 0 to {V - 1}"),
+        ("marian", {"bad_words_ids": [[-1]]}, "has -1, but token ids"),
+        ("marian", {"suppress_tokens": ["a", 3]}, "has 'a', but token ids"),
+        ("marian", {"suppress_tokens": [1.5]}, "has 1.5, but token ids"),
         ("marian", {"forced_eos_token_id": V}, f"forced_eos_token_id is {V}, but the vocabulary ends at {V - 1}"),
     ],
 )

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from threading import Event
 
 import pytest
 import torch
+import transformers
 from seq2seqs import CONFIGS, CONTEXT, NEW, SOURCES, V, expected, ours, rows, theirs
 
 import eet_lab
+from eet_lab.engine import seq2seq
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.seq2seq import Seq2SeqEngine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import EETError, ModelError, PromptError, RecipeError
+from eet_lab.models import load
 from eet_lab.technique import Recipe, obstacle, registry
 from eet_lab.texts import as_recipe
 
@@ -88,10 +92,43 @@ def test_a_run_can_be_stopped_and_counts_what_it_holds():
     assert list(made.generate(rows(), Settings(NEW)).tokens) == expected("t5")
 
 
+def test_the_last_batchs_keys_and_values_are_gone_before_the_next_ones_are_made(monkeypatch):
+    made, there = engine("t5"), []
+    store = seq2seq._store
+
+    def watched(model, batch):
+        if not batch.ids.is_meta:
+            there.append(made._source)
+        return store(model, batch)
+
+    monkeypatch.setattr(seq2seq, "_store", watched)
+    for _ in range(2):
+        made.generate(rows(), Settings(2))
+    assert there == [None, None]
+
+
 def test_texts_are_answered():
     model = replace(ours("t5"), tokenizer=None)
     told = eet_lab.generate(model, rows()[:2], "all", max_new_tokens=NEW, stop_at_eos=False)
     assert list(told.run.tokens) == expected("t5")[:2] and told.recipe.names == ALL
+
+
+@pytest.mark.parametrize("where", ["config", "generation_config"])
+def test_an_answer_ends_at_every_token_at_which_transformers_ends_it(where, tmp_path):
+    theirs("t5").save_pretrained(tmp_path)
+    ends = sorted({row[4] for row in expected("t5")})[:2]
+    if where == "config":
+        (tmp_path / "generation_config.json").unlink()
+    path = tmp_path / f"{where}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": ends}))
+    peer = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    model, lengths = load(tmp_path, device="cpu"), set()
+    for source in rows():
+        told = peer.generate(torch.tensor([source]), max_new_tokens=NEW, do_sample=False, num_beams=1)[0, 1:].tolist()
+        for each in (model, load(peer, device="cpu")):
+            assert eet_lab.generate(each, [source], "baseline", max_new_tokens=NEW).run.tokens == (tuple(told),)
+        lengths.add(len(told))
+    assert len(lengths) > 1
 
 
 @pytest.mark.parametrize("technique", registry())

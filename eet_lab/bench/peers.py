@@ -30,7 +30,8 @@ from eet_lab.models.config import EncoderConfig, Seq2SeqConfig, VisionConfig
 from eet_lab.models.decoder import Decoder
 from eet_lab.models.encoder import Encoder
 from eet_lab.models.families import settings_of
-from eet_lab.models.weights import HEAD, state_of
+from eet_lab.models.table import HEAD
+from eet_lab.models.weights import state_of
 from eet_lab.ops.oom import memory_for
 from eet_lab.training import IGNORED, Example
 from eet_lab.words import counted

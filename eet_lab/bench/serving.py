@@ -95,9 +95,7 @@ def served_over_http(
 
 def streamed_text(model: Model, tokens: Sequence[int]) -> str:
     """The text of an answer of these tokens, as a server streams it."""
-    from eet_lab.serving.service import ends_of
-
-    transcript = Transcript(ended_by(ends_of(model), partial(model.decode, special=False)))
+    transcript = Transcript(ended_by(model.config.ends, partial(model.decode, special=False)))
     return "".join(transcript.add([token]) for token in tokens) + transcript.finish()
 
 

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recipe", default="all", metavar="WORDS", help="see `eet-lab techniques --help` (default: all)"
     )
-    parser.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-text token")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on after a token that ends a text")
     add_generation(parser)
     parser.set_defaults(new_tokens=None)
     add_model(parser)
@@ -49,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if args.new_tokens is None:  # a small decoder of answers may have room for fewer
         room = model.config.context - 1 if isinstance(model.network, Seq2Seq) else NEW_TOKENS
         args.new_tokens = min(NEW_TOKENS, room)
-    eos_id = model.config.eos_id
-    ends = () if args.ignore_eos or eos_id is None else (eos_id,)
+    ends = () if args.ignore_eos else model.config.ends
     printer = Printer(args.prompts, ended_by(ends, model.decode), isinstance(model.network, Seq2Seq))
     line = ProgressLine()
     try:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from itertools import islice
 from time import perf_counter
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -59,6 +60,11 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
     parts that do not take this model.
     """
 
+    BUSY: ClassVar[str] = (
+        "this engine is reading a list of texts, and reads one at a time. Wait until it is done, or make another "
+        "EncoderEngine of the same model: the weights are shared."
+    )
+
     def __init__(self, model: AnyEncoder, parts: Parts | None = None) -> None:
         check_model("EncoderEngine", model, (Encoder, VisionEncoder), "bert-base")
         check_parts("EncoderEngine", parts, "pre_padding")
@@ -67,6 +73,8 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
         self.staging = Staging(self.model.device)
         self._captured = CapturedPasses(self, launch) if (launch := self.parts.captures_passes) else None
 
+    @exclusive
+    @torch.inference_mode()
     def read(
         self,
         texts: Sequence[Readable],
@@ -83,7 +91,7 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
         after which the memory is free again.
         """
         runs = list[Run]()
-        self.read_each([(texts, batching or Batching())], task, runs.append, progress=progress, cancel=cancel)
+        self._read_each([(texts, batching or Batching())], task, runs.append, progress, cancel)
         return runs[0]
 
     @exclusive
@@ -104,6 +112,16 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
         belongs to the list that was asked for last, and to those before it of which `on_read` was not told: whatever
         still comes is told before the error is raised, but nothing after Cancelled.
         """
+        self._read_each(reads, task, on_read, progress, cancel)
+
+    def _read_each(
+        self,
+        reads: Iterable[tuple[Sequence[Readable], Batching] | None],
+        task: TextTask,
+        on_read: Callable[[Run], object],
+        progress: Progress | None,
+        cancel: Cancel | None,
+    ) -> None:
         coming = InFlight(task, on_read, progress)
         self._cancel = cancel
         try:

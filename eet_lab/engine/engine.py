@@ -109,10 +109,10 @@ class Engine(BaseEngine[Decoder]):
     def add(self, prompt: Sequence[int], settings: Settings | None = None, *, number: int = 0) -> Request:
         """Queue a prompt (token ids), to be continued by `step` beside those that are there already.
 
-        It joins as soon as there is a slot, and is `done` when its last token is in `generated`. Settings are its own:
-        it gets the tokens that it would get alone, as row `number` of a batch, if it is drawn with a seed that others
-        have too. The first that is drawn, and the first with a top-k or top-p, may take longer: passes that choose like
-        that are placed, and captured where steps are. There are as many slots, of as many columns, as the last
+        It joins as soon as there is a slot, and is `done` when its last token is in `generated`. It gets the tokens
+        that it would get alone. Requests with one seed draw the same noise unless each has its own `number`: it draws
+        as that row of a batch would. The first that is drawn, and the first with a top-k or top-p, may take longer:
+        passes that choose like that are placed, and captured. There are as many slots, of as many columns, as the last
         `reserve` made room for; else those of `continuous_batching`, of 1,024 columns. All calls come from the thread
         that added the first request in flight; once it has ended, another one that calls takes them over. Errors:
         RecipeError without `continuous_batching`; PromptError, after which nothing has changed; EngineBusy on another
@@ -198,24 +198,19 @@ class Engine(BaseEngine[Decoder]):
         """
         settings = replace(checked_settings(settings), stop=())
         self._check_idle("reserve")
-        self._free()
         columns = checked_columns(num_rows, prompt_tokens, settings.max_new_tokens, self.model.config)
+        self._free()
         check_keys(num_rows, columns, self.model)
         rows = [[self.model.config.bos_id] * prompt_tokens] * num_rows
         self._prepared()
-        with self._closed_on_error(lambda: rows, settings):
+        with self._closed_on_error(lambda: rows, settings, keeps=()):
             self._reserved = num_rows, columns
             self._allocating = "the arena of activations"
             if self.parts.schedule.max_rows is None:
                 passes = self.tracer.request([len(row) for row in rows], settings).passes
                 self.memory.reserve(passes, like=self.model.token_embedding)
-            enough = Event()
-
-            def stop_after_two(event: StepEvent) -> None:
-                if event.index:
-                    enough.set()
-
-            self._generate(rows, [settings] * num_rows, stop_after_two, enough, None, RequestClock())
+            each, two = [settings] * num_rows, Event()
+            self._generate(rows, each, lambda event: two.set() if event.index else None, two, None, RequestClock())
             self.cache.reset_prefix_cache()
 
     def _prepared(self, cancel: Cancel | None = None) -> bool:
@@ -226,12 +221,14 @@ class Engine(BaseEngine[Decoder]):
         return self._libraries != before
 
     @contextmanager
-    def _closed_on_error(self, rows: Callable[[], list[list[int]]], settings: Settings) -> Iterator[None]:
+    def _closed_on_error(
+        self, rows: Callable[[], list[list[int]]], settings: Settings, keeps: tuple = (PromptError,)
+    ) -> Iterator[None]:
         """Free all memory when a run fails midway, since its state is unknown. OutOfMemory then says what would fit."""
         try:
             with memory_for(lambda: self._allocating, free=self._free, remedy=lambda: self._remedy(rows(), settings)):
                 yield
-        except PromptError:  # it comes before any work
+        except keeps:  # it comes before any work
             raise
         except BaseException:
             self._free()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from eet_lab.engine.logprobs import LogprobLog
-from eet_lab.engine.meta_trace import META, MetaTracer, NoArithmetic, RequestShape
+from eet_lab.engine.meta_trace import META, MetaTracer, NoArithmetic, RequestShape, new_cache
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import OutOfMemory, PromptError
 from eet_lab.memory import Lifetime, live_bytes
@@ -67,9 +67,9 @@ class Forecast:
     `activation_bytes` is the arena, or what fresh tensors take at once; `growth_bytes` the copy beside a KV cache that
     grows; `logprob_bytes` what log-probabilities take, if they are asked for; `workspace_bytes` what libraries keep
     for themselves. `free_bytes` is what the device has for all of this, the weights included. `largest_batch` is how
-    many rows of this shape would fit, and `largest_context` how many columns (these prompts and new tokens; fewer than
-    the longest prompt has: prompts cut short and one new token) for this many rows, at most the model's context; 0:
-    none.
+    many rows of this shape would fit. `largest_context` is the most columns (prompt and new tokens) that would fit with
+    this many rows, up to the model's context; where it is below the longest prompt, prompts are cut to leave one new
+    token. 0: none.
     """
 
     num_rows: int
@@ -226,7 +226,7 @@ class Forecaster:
 
     def _cache_bytes(self, shape: RequestShape, max_kv: int, longest: Request) -> tuple[int, int]:
         """Bytes held once a step has been there whose columns are [0, max_kv), and those of the copy while it was."""
-        cache, schedule = self._tracer.new_cache(), self._parts.schedule
+        cache, schedule = new_cache(self._tracer.model, self._parts), self._parts.schedule
         num_rows = len(shape.num_pad)
         cache.open(shape.num_pad, shape.capacity, shape.ends)
         if schedule.max_rows is None:

@@ -25,10 +25,9 @@ class StepEvent(NamedTuple):
 class Generation:
     """The tokens and the timing of one run. All times are ms since the request came, without `setup_ms`.
 
-    So they hold whatever recurs: the prompts are checked, laid out and sent, the plan is looked up (after another shape
-    of batch: placed again), the cache is emptied. `setup_ms` is what does not: kernels were built, or a shape of batch
-    was traced, and placed for the first time. It is 0 when a shape comes again. What a first run does on the way,
-    such as to allocate the KV cache and to capture steps, is in its times.
+    They include what every run does: checking and sending the prompts, finding the memory plan, emptying the cache.
+    `setup_ms` is what only a first run does: building kernels, tracing and placing a new shape of batch. It is 0 when a
+    shape comes again. Allocating the KV cache and capturing steps are in the times of the run that does so.
     `first_ms[b]` is None for a row that got no token (a run stopped early); `step_ms` holds every step's duration, the
     first being all until the prefill's end. `finish[b]` is "length", "stop" or "cancelled". `logprobs[b]` has those of
     each token of a row whose settings asked for them, and is () elsewhere.

@@ -26,8 +26,8 @@ class Run:
 
     `values` are a tensor [N,...] where the task makes one row of each text, else a tensor each. `num_tokens` are those
     of the texts, `computed_tokens` the same with pads. `activation_bytes` is the arena, or the most that were alive at
-    once. `total_ms` is all but the reading of texts into tokens: checks, layout, passes, and the way back. Of a list
-    that was launched while another one was computed, it begins when that one was there.
+    once. `total_ms` is all but the reading of texts into tokens: checks, layout, passes, and the way back. For a list
+    launched while another was still computing, the time starts when that other one was done.
     """
 
     values: Tensor | tuple[Tensor, ...]

@@ -88,10 +88,6 @@ class MetaTracer:
             for name, traced_pass in self._passes(schedule.max_rows or 0, T, T, max_kv, capacity, choice).items()
         }
 
-    def new_cache(self) -> KVCache:
-        """A KV cache without data."""
-        return new_cache(self.model, self._parts)
-
     def _passes(self, B: int, T: int, max_q: int, max_kv: int, capacity: int, choice: Choice) -> dict[str, TracedPass]:
         """A first pass, and the longest decode step of slots of `capacity` columns, whose last one is never read."""
         padded = self._parts.schedule.aligned and B > 1

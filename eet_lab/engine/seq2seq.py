@@ -166,6 +166,7 @@ class Seq2SeqEngine(Engine):
         layout = self.tracer.layout
         assert layout.spans is not None
         self._allocating = "the keys and values of sources"
+        self._source = None  # those of the last batch go first
         batch = sent(layout, self._layout)
         store = _store(self.model, batch)
         for group in self.tracer.groups:

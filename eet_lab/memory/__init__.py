@@ -7,7 +7,6 @@ from eet_lab.memory.lifetimes import Chunk, Lifetime, Plan, live_bytes, one_afte
 from eet_lab.memory.optimal import optimal
 from eet_lab.memory.planners import PLANNERS, Planner
 from eet_lab.memory.pools import ArenaPool, DriverCalls, Pool
-from eet_lab.memory.validate import validate
 
 __all__ = [
     "PLANNERS",
@@ -25,5 +24,4 @@ __all__ = [
     "live_bytes",
     "one_after_the_other",
     "optimal",
-    "validate",
 ]

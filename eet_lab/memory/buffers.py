@@ -25,17 +25,16 @@ class FirstFitPool(LedgerPool):
     As it was: the first idle buffer that is large enough is taken, however much larger; there may be 100. A tensor
     whose name is in CACHES gets the cache of that name, made once in the size that was asked first, whatever is asked
     later. The original hands out that cache even where it is too small or in use, and ends the process at the 101st
-    buffer. Here both raise PlanError, unless the pool is not `checked`: then its plan shows what would be overwritten,
-    which is for looking at (`validate` refuses it).
+    buffer. Here both raise PlanError.
 
     `repaired`: the smallest idle buffer that is large enough; no limit; a cache is a buffer like any other.
 
     Not shown: the original counts elements and not bytes, so that buffers of one dtype are too small for another.
     """
 
-    def __init__(self, repaired: bool = True, *, checked: bool = True) -> None:
+    def __init__(self, repaired: bool = True) -> None:
         super().__init__()
-        self._repaired, self._checked = repaired, checked
+        self._repaired = repaired
         self.caches: dict[str, Chunk] = {}
         """By name, in the pool as it was."""
 
@@ -51,7 +50,7 @@ class FirstFitPool(LedgerPool):
     @property
     def buffers(self) -> tuple[Chunk, ...]:
         """The chunks that are no caches, in the order in which they came."""
-        return tuple(chunk for chunk in self._ledger.held if chunk not in self.caches.values())
+        return tuple(chunk for chunk in self.held if chunk not in self.caches.values())
 
     def _chunk(self, life: Lifetime, users: dict[Chunk, Lifetime]) -> Chunk:
         """Where `life` goes; `users` are the last ones to whom each chunk went."""
@@ -62,7 +61,7 @@ class FirstFitPool(LedgerPool):
         return next(iter(_fitting(life, self.buffers, users)), None) or self._buffer(life)
 
     def _buffer(self, life: Lifetime) -> Chunk:
-        if self._checked and len(self.buffers) == MAX_BUFFERS:
+        if len(self.buffers) == MAX_BUFFERS:
             raise PlanError(
                 f"{life.name} asks for {life.num_bytes:,} bytes, no idle buffer is large enough, and there are "
                 f"already {MAX_BUFFERS}, which is EET's limit: the original ends the process here. Use the repaired "
@@ -74,7 +73,7 @@ class FirstFitPool(LedgerPool):
         cache = self.caches.get(life.name)
         if cache is None:
             cache = self.caches[life.name] = self._new(life)
-        if self._checked and cache.num_bytes < life.num_bytes:
+        if cache.num_bytes < life.num_bytes:
             raise PlanError(
                 f"{life.name} asks for {life.num_bytes:,} bytes, but the cache of that name was made with "
                 f"{cache.num_bytes:,}, and EET looks at the name alone: the original writes "
@@ -82,7 +81,7 @@ class FirstFitPool(LedgerPool):
                 "own for each model."
             )
         user = users.get(cache)
-        if self._checked and user is not None and user.overlaps(life):
+        if user is not None and user.overlaps(life):
             raise PlanError(
                 f"{life.name} is asked for at request {life.first}, but the one of request {user.first} is in use "
                 f"until request {user.last}, and EET looks at the name alone: the original overwrites it. Use the "
@@ -91,7 +90,7 @@ class FirstFitPool(LedgerPool):
         return cache
 
     def _new(self, life: Lifetime) -> Chunk:
-        return self._ledger.allocate(life.num_bytes)
+        return self.allocate(life.num_bytes)
 
 
 def _fitting(life: Lifetime, buffers: Iterable[Chunk], users: dict[Chunk, Lifetime]) -> Iterable[Chunk]:

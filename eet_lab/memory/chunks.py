@@ -60,7 +60,7 @@ class ChunkedPool(LedgerPool):
                 break  # those that follow are empty as well
             found = next(_homes(life, inside), None)
             if found is None:
-                found = self._ledger.allocate(self._new_bytes(life)), 0
+                found = self.allocate(self._new_bytes(life)), 0
                 inside[found[0]] = Occupancy(self._alignment)
                 inside = {chunk: inside[chunk] for chunk in self._searched()}
             chunk, offset = found
@@ -70,8 +70,7 @@ class ChunkedPool(LedgerPool):
         return Plan(tuple(lifetimes), tuple(offsets), self.chunks)
 
     def _searched(self) -> list[Chunk]:
-        held = self._ledger.held
-        return sorted(held, key=lambda chunk: chunk.num_bytes) if self._by_size else list(held)
+        return sorted(self.held, key=lambda chunk: chunk.num_bytes) if self._by_size else list(self.held)
 
     def _new_bytes(self, life: Lifetime) -> int:
         return max(self._chunk_bytes, aligned(int(life.num_bytes * self._scale), self._alignment))
@@ -80,7 +79,7 @@ class ChunkedPool(LedgerPool):
         self._idle = {chunk: self._idle.get(chunk, 0) + 1 if taken.empty else 0 for chunk, taken in inside.items()}
         for chunk, idle in self._idle.items():
             if idle >= self._patience:
-                self._ledger.free(chunk)
+                self.free(chunk)
 
 
 def _homes(life: Lifetime, inside: dict[Chunk, Occupancy]) -> Iterator[tuple[Chunk, int]]:

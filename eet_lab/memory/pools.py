@@ -7,8 +7,9 @@ one tensor for each chunk id.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Protocol
 
 from eet_lab.errors import PlanError
@@ -32,20 +33,10 @@ class DriverCalls:
         return self.allocated_bytes - self.freed_bytes
 
     def __add__(self, other: DriverCalls) -> DriverCalls:
-        return DriverCalls(
-            self.allocations + other.allocations,
-            self.frees + other.frees,
-            self.allocated_bytes + other.allocated_bytes,
-            self.freed_bytes + other.freed_bytes,
-        )
+        return DriverCalls(*map(operator.add, astuple(self), astuple(other)))
 
     def __sub__(self, other: DriverCalls) -> DriverCalls:
-        return DriverCalls(
-            self.allocations - other.allocations,
-            self.frees - other.frees,
-            self.allocated_bytes - other.allocated_bytes,
-            self.freed_bytes - other.freed_bytes,
-        )
+        return DriverCalls(*map(operator.sub, astuple(self), astuple(other)))
 
 
 class Pool(Protocol):
@@ -63,8 +54,8 @@ class Pool(Protocol):
         """What the driver was asked for since the pool was made."""
 
 
-class Ledger:
-    """The chunks that a pool holds, in order of arrival, and the driver's calls that it took."""
+class LedgerPool:
+    """What pools have in common: the chunks that they hold, in order of arrival, and the calls that it took."""
 
     def __init__(self) -> None:
         self.held: list[Chunk] = []
@@ -93,21 +84,6 @@ class Ledger:
         self.calls += DriverCalls(frees=1, freed_bytes=chunk.num_bytes)
 
 
-class LedgerPool:
-    """What pools have in common: a ledger, which tells what they hold and what it took."""
-
-    def __init__(self) -> None:
-        self._ledger = Ledger()
-
-    @property
-    def chunks(self) -> tuple[Chunk, ...]:
-        return self._ledger.chunks
-
-    @property
-    def calls(self) -> DriverCalls:
-        return self._ledger.calls
-
-
 class ArenaPool(LedgerPool):
     """One arena, filled by a planner.
 
@@ -122,10 +98,10 @@ class ArenaPool(LedgerPool):
         self._planner, self._policy = planner, policy
 
     def place(self, lifetimes: Sequence[Lifetime]) -> Plan:
-        plan, ledger = self._planner(lifetimes), self._ledger
-        if self._policy == "fit" or plan.end > ledger.calls.held_bytes:
-            for chunk in ledger.chunks:  # before the new one: both together might not fit
-                ledger.free(chunk)
+        plan = self._planner(lifetimes)
+        if self._policy == "fit" or plan.end > self.calls.held_bytes:
+            for chunk in self.chunks:  # before the new one: both together might not fit
+                self.free(chunk)
             if plan.end:
-                ledger.allocate(plan.end)
-        return Plan(plan.lifetimes, plan.offsets, ledger.chunks)
+                self.allocate(plan.end)
+        return Plan(plan.lifetimes, plan.offsets, self.chunks)

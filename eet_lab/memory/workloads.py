@@ -1,6 +1,6 @@
 """What others' systems ask for, request by request: TurboTransformers' BERT and EET's GPT-2.
 
-B rows, T tokens, S longest prompt, H heads, C channels. All sizes are in bytes.
+T tokens, C channels. All sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -33,50 +33,32 @@ def turbo_artifact() -> Workload:
     return tuple(bert_layer(length) for length in drawn(50, 250))
 
 
-def turbo_head() -> Workload:
-    """The same 50 requests as its last version, in C++, writes them down: with the inputs and the pooler."""
-    return tuple(bert_layer(length, inputs=True) for length in drawn(50, 250))
-
-
-def bert_base(rows: int = 1) -> Workload:
-    """The lengths of the paper's latency runs, 150 of 5 to 500 tokens, with the sizes that BERT base really has."""
-    return tuple(bert_layer(length, rows, heads=12, inputs=True, corrected=True) for length in drawn(150, 500))
-
-
 def drawn(count: int, longest: int) -> list[int]:
     """The lengths that TurboTransformers' scripts draw after `random.seed(0)`."""
     draw = random.Random(0)
     return [draw.randint(5, longest) for _ in range(count)]
 
 
-def bert_layer(length: int, rows: int = 1, heads: int = 1, *, inputs: bool = False, corrected: bool = False) -> Request:
+def bert_layer(length: int) -> Request:
     """One layer of BERT base in fp32, as TurboTransformers writes it down by hand; all layers share its plan.
 
-    Its figure and its artifact have one head, where BERT base has twelve, and charge `self_out`, a tensor [B, T, C],
-    the size of the attention scores: too little where T < C / H. `corrected` charges what it is. `inputs` are the ids,
-    the masks and the pooler, which later versions count.
+    It has one head, where BERT base has twelve, and charges `self_out`, a tensor [T, C], the size of the attention
+    scores.
     """
-    B, T, C = rows, length, 768
-    ids, x, scores = 8 * B * T, 4 * B * T * C, 4 * B * heads * T * T
-    layer = (
+    T, C = length, 768
+    x, scores = 4 * T * C, 4 * T * T
+    records = (
         ("qkv", 2, 3, 3 * x),
         ("q", 3, 4, x),
         ("k", 3, 4, x),
         ("v", 3, 5, x),
         ("scores", 4, 5, scores),
         ("context", 5, 6, x),
-        ("self_out", 6, 7, x if corrected else scores),
+        ("self_out", 6, 7, scores),
         ("attention_out", 7, 10, x),
         ("intermediate", 9, 10, 4 * x),
+        ("layer_output", 2, 11, x),
     )
-    before = (
-        ("position_ids", 0, 1, ids),
-        ("segment_ids", 0, 1, ids),
-        ("mask", 0, 0, ids),
-        ("extended_mask", 0, 11, ids // 2),
-        ("layer_output", 1, 11, x),
-    )
-    records = (*before, *layer, ("pooler", 11, 12, 4 * B * C)) if inputs else (*layer, ("layer_output", 2, 11, x))
     return Request(T, tuple(Lifetime(name, num_bytes, first, last) for name, first, last, num_bytes in records))
 
 

@@ -34,7 +34,8 @@ class Config:
     act: str = "gelu_tanh"
     eps: float = 1e-5
     bos_id: int = 0
-    eos_id: int | None = None
+    eos_id: int | None = None  # the end of a document, in training data
+    ends: tuple[int, ...] = ()  # all tokens that end a text; (): eos_id, if there is one
     tied_head: bool = True
     family: str = "gpt2"
     num_kv_heads: int = 0  # 0: as many as heads
@@ -50,6 +51,7 @@ class Config:
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
         object.__setattr__(self, "head_dim", self.head_dim or self.hidden_size // self.num_heads)
+        object.__setattr__(self, "ends", self.ends or (() if self.eos_id is None else (self.eos_id,)))
 
     @property
     def in_training(self) -> Self:

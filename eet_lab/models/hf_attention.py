@@ -8,6 +8,7 @@ name is registered with `AttentionMaskInterface`: without it, transformers passe
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -39,6 +40,8 @@ from device to device.
 """
 WRAPPERS = {"torch._tensor", "torch.overrides", "torch.functional", "torch.nn.functional"}
 """Where PyTorch has functions in Python that others call."""
+WARNED: set[tuple[str, str]] = set()
+"""The kinds of modules that were warned of, each with a kind of reason."""
 REMEDY = "Use attn_implementation='sdpa' for this model."
 
 
@@ -276,9 +279,12 @@ class _Asked(NamedTuple):
     spec: Spec
 
 
-@cache
 def _warn(module: str, why: str) -> None:
-    """Once for each kind of module: a pass on a GPU that is not our kernels'."""
+    """Once for each kind of module, and of reason whatever its numbers: a pass on a GPU that is not our kernels'."""
+    kind = module, re.sub(r"\d+", "", why)
+    if kind in WARNED:
+        return
+    WARNED.add(kind)
     warnings.warn(
         f"attn_implementation='eet': {module} takes PyTorch's attention over each row's own keys instead of a kernel, "
         f"since {why}. The numbers are the same.",

@@ -80,7 +80,7 @@ class Model:
         kind = "a decoder" if isinstance(self.network, Decoder) else "an encoder-decoder"
         raise ModelError(
             f"{self.name} is {kind} ({self.config.family}): it generates text. Use eet_lab.generate, or load an "
-            f"encoder such as {' or '.join(map(repr, ENCODER_PRESETS))}."
+            "encoder such as 'bert-base'."
         )
 
     @property

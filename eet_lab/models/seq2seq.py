@@ -106,11 +106,6 @@ def forward(model: Seq2Seq, ops: Ops, attend: Attend, batch: Batch) -> Tensor:
     return _run(model, model.decoder, model.config.spec, ops, attend, batch)
 
 
-def logits(model: Seq2Seq, ops: Ops, hidden: Tensor) -> Tensor:
-    """The logits [N,V] of any of the hidden states [N,C]."""
-    return ops.norm_linear(hidden, model.norm, model.head)
-
-
 def _run(model: Seq2Seq, stack: Stack, spec: Spec, ops: Ops, attend: Attend, batch: Batch) -> Tensor:
     config, cross_spec, extras = model.config, model.config.cross_spec, Extras(bias=stack.bias)
     x = _embedded(model, stack, ops, batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,8 +16,8 @@ from eet_lab.errors import ModelError, OutOfMemory
 from eet_lab.models import checkpoint, table
 from eet_lab.models.config import HEADS, Config, EncoderConfig, Seq2SeqConfig
 from eet_lab.models.decoder import Decoder, mapped, tensors
-from eet_lab.models.families import FAMILIES, SEQ2SEQ, SUPPORTED, TITLES, family_of
-from eet_lab.models.families.reading import OF_GENERATION
+from eet_lab.models.families import ENCODERS, FAMILIES, SEQ2SEQ, SUPPORTED, TITLES, family_of
+from eet_lab.models.families.reading import OF_GENERATION, ends
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.values import named
 from eet_lab.models.vision import AnyEncoder
@@ -25,7 +26,6 @@ from eet_lab.ops.oom import memory_for
 from eet_lab.words import MiB, counted, some
 
 REMEDY = "Close other models, or use half precision or a smaller model."
-HEAD = "lm_head.weight"
 Network = Decoder | AnyEncoder | Seq2Seq
 Placed = TypeVar("Placed", bound=Network)
 
@@ -40,10 +40,9 @@ class Loaded(NamedTuple):
 def from_folder(folder: Path) -> Loaded:
     """Read a folder with config.json and model.safetensors (or shards, or a .bin), on the CPU in its own dtype."""
     settings = checkpoint.read_json(folder / "config.json")
-    family_of(settings)  # before any tensor is read
-    if (path := folder / "generation_config.json").exists() and family_of(settings) in SEQ2SEQ:
-        settings |= _of_generation(checkpoint.read_json(path))
-    return _loaded(settings, checkpoint.read_tensors(folder), str(folder))
+    path, generates = folder / "generation_config.json", family_of(settings) not in ENCODERS
+    told = checkpoint.read_json(path) if generates and path.exists() else {}
+    return _loaded(settings, told, checkpoint.read_tensors(folder), str(folder))
 
 
 def from_live(model: Any) -> Loaded:
@@ -58,15 +57,13 @@ def from_live(model: Any) -> Loaded:
             "or give load the folder or name of its checkpoint."
         )
     with memory_for("a copy of the model's weights", remedy=REMEDY):
-        settings, told = model.config.to_dict(), getattr(model, "generation_config", None)
-        if told is not None and family_of(settings) in SEQ2SEQ:
-            settings |= _of_generation(told.to_dict())
-        return _loaded(settings, model.state_dict(), type(model).__name__)
-
-
-def _of_generation(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What a generation config says of tokens, for a config.json, which transformers reads where there is no other."""
-    return {name: told[name] for name in OF_GENERATION if told.get(name) is not None}
+        told = getattr(model, "generation_config", None)
+        told = {} if told is None else told.to_dict()
+        loaded = _loaded(model.config.to_dict(), told, model.state_dict(), type(model).__name__)
+        config = loaded.network.config
+        if config.ends not in ((), (config.eos_id,)):  # no generation_config.json is saved beside config.json
+            loaded.settings["eos_token_id"] = [*config.ends]
+        return loaded
 
 
 def random_decoder(config: Config, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
@@ -142,7 +139,7 @@ def state_of(network: Network) -> dict[str, Tensor]:
     An encoder without a masked language modeling or classification head has names without a prefix.
     """
     module, state = FAMILIES[network.config.family], dict(named(network))
-    first, outside = module.PREFIXES[0], getattr(module, "HEADS", (HEAD,))
+    first, outside = module.PREFIXES[0], getattr(module, "HEADS", (table.HEAD,))
     if isinstance(network, AnyEncoder) and not any(name.startswith(outside) for name in state):
         return state
     return {name if name.startswith(outside) else first + name: tensor for name, tensor in state.items()}
@@ -159,13 +156,20 @@ def _weights(config: Config, device: torch.device, dtype: torch.dtype) -> Iterat
         yield
 
 
-def _loaded(settings: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> Loaded:
+def _loaded(
+    settings: Mapping[str, Any], generation: Mapping[str, Any], state: Mapping[str, Tensor], source: str
+) -> Loaded:
+    """`generation` is what generation_config.json says, which comes first, as in transformers."""
     module = family_of(settings)
+    told = {**settings, **{name: generation[name] for name in OF_GENERATION if generation.get(name) is not None}}
+    settings = told if module in SEQ2SEQ else settings
     config: Config = module.config(settings)
+    if module not in ENCODERS:
+        config = replace(config, ends=ends(told, config.vocab_size))
     given = {_bare(name, module): tensor.detach() for name, tensor in state.items()}
     del state  # what was taken over can go
     # Buffers of old checkpoints, and copies of a tied head: no weights of their own.
-    copies = getattr(module, "COPIES", (HEAD,)) if config.tied_head and module not in SEQ2SEQ else ()
+    copies = getattr(module, "COPIES", (table.HEAD,)) if config.tied_head and module not in SEQ2SEQ else ()
     for name in [n for n in given if n.endswith(module.BUFFERS) or n in copies]:
         del given[name]
     names = module.table(config)

@@ -73,15 +73,16 @@ def make_batch(
         last=_tensor(of_all(first + count - 1)),
         first=_tensor(firsts),
         count=_tensor(every),
-        keys=Keys(_tensor(begin), None, _pairs(begin, of_all(end)), bool(pad.any())),
+        keys=Keys(_tensor(begin), None, pairs_of(begin, of_all(end)), bool(pad.any())),
         max_q=int(count.max()),
         max_kv=int(end.max()),
-        spans=_pairs(firsts, every),
+        spans=pairs_of(firsts, every),
         num_dummy=dummy,
     )
 
 
-def _pairs(a: np.ndarray, b: np.ndarray) -> tuple[tuple[int, int], ...]:
+def pairs_of(a: np.ndarray, b: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """A number of each, side by side."""
     return tuple(zip(a.tolist(), b.tolist(), strict=True))
 
 
@@ -102,7 +103,7 @@ def left_padded(texts: Sequence[Sequence[int]]) -> Batch:
 
 def batch_of(rows: Sequence[Row], num_rows: int, reads_pads: bool, size: int | None = None) -> Batch:
     """What a scheduler has planned, of `size` tokens. Tokens whose values are on the device alone have id 0."""
-    rows = sorted(rows, key=_slot)
+    rows = sorted(rows, key=lambda row: row.slot)
     return make_batch(
         [row.count for row in rows],
         (row.request.known_tokens(row.start, row.count) for row in rows),
@@ -113,10 +114,6 @@ def batch_of(rows: Sequence[Row], num_rows: int, reads_pads: bool, size: int | N
         num_rows=num_rows,
         size=size,
     )
-
-
-def _slot(row: Row) -> int:
-    return row.slot
 
 
 def empty_buffer(B: int, S: int, device: torch.device) -> TokenBuffer:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.ops.types import Batch, Keys
+from eet_lab.parts.batches import pairs_of
 from eet_lab.parts.passes import Group, Pass
 
 PADDING_ROW = 128
@@ -65,7 +66,7 @@ def filled(read: Pass, to: Size) -> Pass:
     count = np.clip(padding - PADDING_ROW * np.arange(to.rows - B), 0, PADDING_ROW)
     first = np.where(count > 0, T + PADDING_ROW * np.arange(to.rows - B), 0)
     place = np.arange(padding)
-    spans, seen = _spans(first, count), _spans(np.zeros_like(count), count)
+    spans, seen = pairs_of(first, count), pairs_of(np.zeros_like(count), count)
     assert batch.spans is not None and batch.keys.spans is not None, "it is laid out on the host"
     return Pass(
         sizes=(0,) * to.rows,
@@ -141,7 +142,3 @@ def _longer(part: Tensor, size: int) -> Tensor:
 
 def _followed(part: Tensor, more: np.ndarray) -> Tensor:
     return torch.from_numpy(np.concatenate((part.numpy(), more)))
-
-
-def _spans(first: np.ndarray, count: np.ndarray) -> tuple[tuple[int, int], ...]:
-    return tuple(zip(first.tolist(), count.tolist(), strict=True))

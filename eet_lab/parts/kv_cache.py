@@ -107,11 +107,6 @@ class KVCache(ABC):
         return 0
 
     @property
-    def waste_bytes(self) -> int:
-        """Bytes held for no token."""
-        return self.num_bytes - self.used_bytes
-
-    @property
     def copied_bytes(self) -> int:
         """Bytes copied since the cache was opened, only to make room."""
         return 0

@@ -18,6 +18,7 @@ from eet_lab.ops.cuda.launching import takes
 from eet_lab.ops.noise import mix
 from eet_lab.parts.buffers import Buffer, Buffered, Update, is_read_on_host
 from eet_lab.scheduling.whole import check_number
+from eet_lab.words import told
 
 
 class AdamW(Buffered):
@@ -47,7 +48,10 @@ class AdamW(Buffered):
     def check(settings: dict[str, Any]) -> None:
         for name in ("lr", "eps", "weight_decay"):
             _check_positive(name, settings[name])
-        for i, beta in enumerate(settings["betas"]):
+        betas = settings["betas"]
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise TrainingError(f"betas is {told(betas)}, but it must be two numbers, such as (0.9, 0.999).")
+        for i, beta in enumerate(betas):
             _check_share(f"betas[{i}]", beta)
 
     def moments(self, group: dict[str, Any]) -> Sequence[str]:

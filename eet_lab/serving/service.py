@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -11,7 +11,6 @@ from eet_lab.encoding import POOLS
 from eet_lab.engine.tasks import CLASSES, TextTask
 from eet_lab.errors import ModelError, SetupError
 from eet_lab.models import Model
-from eet_lab.models.checkpoint import read_json
 from eet_lab.models.encoder import Encoder
 from eet_lab.models.vision import VisionEncoder
 from eet_lab.serving.errors import ApiError
@@ -61,7 +60,7 @@ class Service:
             name=self.options.served_model_name or model.name,
             recipe=str(self.recipe),
             columns=self.options.columns(model.config.context, is_encoder),
-            ends=ends_of(model),
+            ends=model.config.ends,
             vocab_size=model.config.vocab_size,
             is_encoder=is_encoder,
             tokenizer=model.tokenizer,
@@ -108,15 +107,3 @@ class LocalFront(Front):
         for result in self._results:
             if not result.done():
                 result.set_exception(error)
-
-
-def ends_of(model: Model) -> tuple[int, ...]:
-    """The tokens that end a text of this model: the config's, and those that the checkpoint's generation_config.json
-    adds, such as the end of a turn.
-    """
-    path = None if model.folder is None else model.folder / "generation_config.json"
-    sources: list[Any] = [model.config.eos_id, (model.settings or {}).get("eos_token_id")]
-    if path is not None and path.exists():
-        sources.append(read_json(path).get("eos_token_id"))
-    found = dict.fromkeys(token for source in sources for token in (source if isinstance(source, list) else [source]))
-    return tuple(token for token in found if isinstance(token, int) and 0 <= token < model.config.vocab_size)

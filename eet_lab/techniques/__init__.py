@@ -49,28 +49,3 @@ for technique in (
     CapturedSteps,
 ):
     register(technique)
-
-__all__ = [
-    "BatchedCrossAttention",
-    "CapturedSteps",
-    "ChunkedCrossEntropy",
-    "ContinuousBatching",
-    "CudaGraphs",
-    "DependentLaunch",
-    "FlatOptimizer",
-    "FusedActivations",
-    "FusedCrossEntropy",
-    "FusedEmbeddings",
-    "FusedKernels",
-    "FusedNorms",
-    "FusedResiduals",
-    "FusedSampling",
-    "Int8Weights",
-    "MaskRemoval",
-    "MemoryReuse",
-    "PackedPrefill",
-    "PersistentLayers",
-    "PrePadding",
-    "PrefixCaching",
-    "VarlenAttention",
-]

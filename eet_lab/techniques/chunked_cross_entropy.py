@@ -18,7 +18,8 @@ class ChunkedCrossEntropy(Technique):
     logits of `chunk` tokens are made, their loss and its gradient are taken, and they are gone. Nothing is computed
     twice; kept are the gradients of the hidden states and of the head's weights, the latter in fp32: on a GPU, with
     PyTorch 2.10 or newer, the product of each chunk is added to it in one pass. Products of GPT-2's 50,257 words would
-    take longer than those of a multiple of 64, up to which the head is copied with rows of zeros: 77 MB for GPT-2.
+    take longer than those of a multiple of 64, so the head's last words are multiplied apart, with rows of zeros beside
+    them (0.1 MB).
 
     Expect the peak of a step's memory to fall by nearly all of its logits, and the time to stay as it was, or to fall
     where memory was the limit. Very small chunks cost time: each is a product of few rows, and adds to the gradient of

@@ -38,7 +38,7 @@ class PackedPrefill(Technique):
     def apply(self, parts: Parts) -> Parts:
         if parts.schedule == UP_TO_THE_SHORTEST:
             raise RecipeError(
-                "packed_prefill leaves the pads out of a pass that reads whole prompts, and pre_padding:read=shortest "
-                "has none; choose read=whole, or leave packed_prefill out."
+                "packed_prefill cannot be combined with pre_padding:read=shortest, which has no pads to leave out. "
+                "Choose read=whole, or leave packed_prefill out."
             )
         return replace(parts, schedule=PACKED, texts=passes.packed)

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from eet_lab.errors import ModelError, TrainingError
-from eet_lab.models import decoder, seq2seq
+from eet_lab.models import decoder
 from eet_lab.models.config import HEADS, Config, EncoderConfig, Seq2SeqConfig, VisionConfig
 from eet_lab.models.decoder import tensors
 from eet_lab.models.table import flat
@@ -176,7 +176,7 @@ def _of_words(model: Any, ops: Ops) -> Head:
 
 def _of_answers(model: Any, ops: Ops) -> Head:
     # What is added to logits is not trained.
-    return _head(seq2seq.logits, model, ops, tensors((model.decoder.norm, model.head.weight)))
+    return _head(decoder.logits, model, ops, tensors((model.decoder.norm, model.head.weight)))
 
 
 def _of_masked(model: Any, ops: Ops) -> Head:

@@ -172,8 +172,7 @@ class State(T.HasTraits):
 
     def settings(self, model: Model) -> Settings:
         """How to generate; PromptError names a value that cannot be."""
-        eos = model.config.eos_id
-        return Settings(**self.generation, stop=(eos,) if self.stop_at_eos and eos is not None else ())
+        return Settings(**self.generation, stop=model.config.ends if self.stop_at_eos else ())
 
     def _reason(self, technique: type[Technique]) -> str | None:
         """Asking a technique may look for compilers and drivers, so each is asked once a device and model."""

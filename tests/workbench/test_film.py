@@ -6,11 +6,12 @@ import json
 
 import plotly.graph_objects as go
 import pytest
+from turbo_workloads import bert_base
 
 from eet_lab.figures.plans import MOST_FRAMES, film
 from eet_lab.memory import POOLS
 from eet_lab.memory.replays import Replay, replay
-from eet_lab.memory.workloads import bert_base, eet_sweep, turbo_artifact
+from eet_lab.memory.workloads import eet_sweep, turbo_artifact
 
 MOST_BYTES = 1_500_000
 MiB = 2**20

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -200,6 +202,20 @@ def test_a_thousand_files_are_listed_quickly_once_they_have_been_read(comparison
     begun = time.perf_counter()
     again.rows()
     assert time.perf_counter() - begun < 0.01, "ten times a second"
+
+
+def test_two_threads_write_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, write = threading.Barrier(2), Path.write_bytes
+
+    def slow(path: Path, data: bytes) -> int:
+        written = write(path, data)
+        both.wait(10)
+        return written
+
+    monkeypatch.setattr(Path, "write_bytes", slow)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda text: write_whole(tmp_path / "file", text), "ab"))
+    assert (tmp_path / "file").read_text() in "ab" and len([*tmp_path.iterdir()]) == 1
 
 
 def test_files_are_read_in_batches_with_one_write_each(

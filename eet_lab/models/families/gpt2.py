@@ -19,13 +19,7 @@ PREFIXES = ("transformer.",)
 BUFFERS = (".attn.bias", ".attn.masked_bias")  # old checkpoints have the causal mask
 LAYERS = "n_layer"
 SIZES = (LAYERS, "n_embd", "n_head", "vocab_size", "n_positions")
-ACTIVATIONS = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu": "gelu",
-    "relu": "relu",
-}
+ACTIVATIONS = {**reading.ENCODER_ACTIVATIONS, "gelu_fast": "gelu_tanh"}
 
 
 def config(settings: Mapping[str, Any]) -> Config:
@@ -57,7 +51,7 @@ def settings(config: Config) -> dict[str, Any]:
         "n_head": config.num_heads,
         "n_inner": config.ffn_size,
         "n_positions": config.context,
-        "activation_function": next(name for name, act in ACTIVATIONS.items() if act == config.act),
+        "activation_function": reading.named(config.act, ACTIVATIONS),
         "layer_norm_epsilon": config.eps,
     }
 

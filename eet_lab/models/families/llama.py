@@ -90,7 +90,7 @@ def settings(config: Config) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "intermediate_size": config.ffn_size,
         "max_position_embeddings": config.context,
-        "hidden_act": next(name for name, act in ACTIVATIONS.items() if act == config.act),
+        "hidden_act": reading.named(config.act, ACTIVATIONS),
         "rms_norm_eps": config.eps,
         "sliding_window": config.window,
         "attention_bias": "proj" in config.biases,

@@ -57,7 +57,7 @@ def settings(config: Config) -> dict[str, Any]:
         "num_attention_heads": config.num_heads,
         "ffn_dim": config.ffn_size,
         "max_position_embeddings": config.context,
-        "activation_function": next(name for name, act in ACTIVATIONS.items() if act == config.act),
+        "activation_function": reading.named(config.act, ACTIVATIONS),
         "enable_bias": "qkv" in config.biases,
     }
 

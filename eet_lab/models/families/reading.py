@@ -113,11 +113,18 @@ def generated(settings: Settings) -> dict[str, Any]:
             f"decoder_start_token_id is missing in the checkpoint's config, and {_title(settings)} begins with it what "
             "it generates; add it to config.json."
         )
-    words = (word for word in settings.get("bad_words_ids") or () if isinstance(word, Sequence) and len(word) == 1)
-    suppressed = (*(word[0] for word in words), *(settings.get("suppress_tokens") or ()))
-    names = {**{name: ids[ours] for ours, name in GENERATED.items()}, **{"bad_words_ids": max(suppressed, default=0)}}
-    for name, token in names.items():
-        if token is not None and token >= vocab:
+    words, more = (settings.get(name) or () for name in ("bad_words_ids", "suppress_tokens"))
+    if not isinstance(words, (list, tuple)) or not isinstance(more, (list, tuple)):
+        raise ModelError("bad_words_ids or suppress_tokens is no list; correct it in the checkpoint's config.")
+    each = (word if isinstance(word, (list, tuple)) else [word] for word in words)
+    suppressed = [*(word[0] for word in each if len(word) == 1), *more]
+    if bad := [token for token in suppressed if not is_whole(token, 0, vocab - 1)]:
+        raise ModelError(
+            f"bad_words_ids or suppress_tokens has {bad[0]!r:.60}, but token ids are whole numbers from 0 to "
+            f"{vocab - 1}; correct it in the checkpoint's config."
+        )
+    for ours, name in GENERATED.items():
+        if (token := ids[ours]) is not None and token >= vocab:
             raise ModelError(
                 f"{name} is {token}, but the vocabulary ends at {vocab - 1}; correct it in the checkpoint's config."
             )
@@ -138,6 +145,15 @@ def token_id(settings: Settings, name: str) -> int | None:
     if value is not None and not is_whole(value, 0):
         raise ModelError(f"{name} is {value!r} in the checkpoint's config, but token ids are whole numbers from 0.")
     return value
+
+
+def ends(settings: Settings, vocab: int) -> tuple[int, ...]:
+    """All tokens that end a text. What is outside the vocabulary is never generated: -1 stands for none."""
+    value = settings.get("eos_token_id")
+    tokens = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    if not all(map(is_whole, tokens)):
+        raise ModelError(f"eos_token_id is {value!r} in the checkpoint, but token ids are whole numbers from 0.")
+    return tuple(token for token in dict.fromkeys(tokens) if 0 <= token < vocab)
 
 
 def refuse(settings: Settings, beyond: Mapping[str, bool]) -> None:

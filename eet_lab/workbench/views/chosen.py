@@ -260,6 +260,6 @@ def _generation(state: State, problem: str) -> dict[str, Any]:
         "stop": {
             "value": state.stop_at_eos,
             "label": "Stop at the end of a text",
-            "help": "A row ends at the model's end-of-text token.",
+            "help": "A row ends at a token with which the model ends a text.",
         },
     }
