@@ -28,8 +28,8 @@ from eet_lab.figures.live import StripChart
 from eet_lab.lessons import Shown
 from eet_lab.paths import PACKAGE
 one, two = (load_result(PACKAGE / "recorded" / f"h200-{name}-gpt2-xl.json") for name in ("compare", "ladder"))
-box = FigureBox(height=260)
-box.show(plot(two, "waterfall"))
+box = FigureBox()
+box.show(plot(two, "waterfall").update_layout(height=260))
 chart = StripChart(title="steps", unit="ms", series=[{"name": f"run ({n})", "color": theme.SELECTION} for n in (1, 2)])
 chart.push([(0, i / 10, 20.0 + i % 7) for i in range(60)])
 chart.snapshot_now()
