@@ -100,7 +100,9 @@ class FigureBox(W.VBox):
         return tuple(output for place in self._places for output in place.outputs)
 
     def close(self) -> None:
-        for widget in [each for place in self._places for each in all_widgets(place)]:  # no children while they are empty
+        for widget in [
+            each for place in self._places for each in all_widgets(place)
+        ]:  # no children while they are empty
             widget.close()
         super().close()
 

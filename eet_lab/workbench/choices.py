@@ -343,9 +343,10 @@ class Choices:
         if model is None:
             return None, None
         try:
-            for prompt in self._state.prompts:
-                if prompt not in self._tokens:
-                    self._tokens[prompt] = jobs.token_ids(model, prompt)
+            known = self._tokens
+            self._tokens = {
+                text: known[text] if text in known else jobs.token_ids(model, text) for text in self._state.prompts
+            }
         except EETError as error:
             return None, str(error)
         return [self._tokens[prompt] for prompt in self._state.prompts], None

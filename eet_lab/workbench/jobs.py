@@ -191,23 +191,17 @@ class Job:
         return {"repeats": self.repeats, **told, **vars(self.settings)}
 
 
-def where_it_is(model: Model, work: Work) -> Work:
-    """The same work with the model's GPU as the present one of torch, on whatever thread it is done."""
+def undisturbed(model: Model, wait_quiet: Callable[[Cancel], bool], work: Work) -> Work:
+    """The same work with the model's GPU as torch's present one, once nothing else computes.
 
-    def there(feed: Feed, cancel: threading.Event) -> Any:
-        with present(model.decoder.device):
-            return work(feed, cancel)
+    Cancelled if that was not waited for.
+    """
 
-    return there
-
-
-def after_quiet(wait_quiet: Callable[[Cancel], bool], work: Work) -> Work:
-    """The same work, once nothing else computes; Cancelled if that was not waited for."""
-
-    def undisturbed(feed: Feed, cancel: threading.Event) -> Any:
+    def alone(feed: Feed, cancel: threading.Event) -> Any:
         feed.progress(0, 0, "waiting for work in the background")
         if not wait_quiet(cancel):
             raise Cancelled("It was stopped before it began.")
-        return work(feed, cancel)
+        with present(model.decoder.device):
+            return work(feed, cancel)
 
-    return undisturbed
+    return alone

@@ -240,9 +240,11 @@ class TopRow:
 
 
 def _called(result: Result) -> Sequence[str]:
-    """What the runs are called; of a single one the baseline's line stays empty."""
+    """What the runs are called; of a single one the other's line stays empty."""
     if isinstance(result, Comparison):
         recipes = [result.baseline.recipe, result.selection.recipe]
+    elif result.recipe == NAMES[0]:
+        return NAMES
     else:
         recipes = ["", result.recipe]
     return pair_names(recipes, result.environment.device_kind)
@@ -251,7 +253,7 @@ def _called(result: Result) -> Sequence[str]:
 def _watched(result: Result) -> dict[str, Measurement]:
     """What was measured of the runs that were watched, under the names that their samples have."""
     if isinstance(result, Run):
-        return {NAMES[-1]: result.measurement}
+        return {NAMES[result.recipe != NAMES[0]]: result.measurement}
     pair = (result.baseline, result.selection) if isinstance(result, Comparison) else ()
     return dict(zip(NAMES, pair, strict=False))
 

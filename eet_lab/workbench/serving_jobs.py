@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
@@ -145,20 +145,19 @@ def simulated(asked: Asked, table: CostTable, progress: Progress, cancel: Cancel
     return found
 
 
-def against_load(asked: Asked, table: CostTable, progress: Progress, cancel: Cancel) -> dict[str, Sequence[LoadPoint]]:
+def against_load(asked: Asked, table: CostTable, progress: Progress, cancel: Cancel) -> Mapping[str, list[LoadPoint]]:
     """The same requests at several rates. Errors as above, and Cancelled."""
     policies, rate = asked.chosen(table, asked.traffic(table)), asked.rate_on(table)
     rates = [rate * times for times in LOADS]
-    points = sweep(
+    return sweep(
         lambda each: asked.traffic(table, each / rate), policies, table, rates, progress=progress, cancel=cancel
     )
-    return dict(points)
 
 
 ModelWork: TypeAlias = Callable[[Model, Recipe, Progress, Cancel], Any]
 """Work on a model under a recipe."""
-RunOnModel: TypeAlias = Callable[[str, int, ModelWork, Cancel], None]
-"""Has such work done, until the last is set; its answer comes later, with the number. EETError where it cannot be."""
+RunOnModel: TypeAlias = Callable[[str, ModelWork, Cancel], None]
+"""Has such work done for an action, until the last is set; its answer comes later. EETError where it cannot be."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,6 +131,19 @@ def test_planners_of_the_result_before_are_not_shown_for_this_one() -> None:
     assert not tab._placed
     tab.answered(present)
     assert {each.plan.lower_bound_bytes for each in tab._placed["selection", "prefill"] if each.plan} == {25600}
+
+
+def test_planners_that_fail_are_told_once_and_not_waited_for() -> None:
+    asked: list[Any] = []
+    tab = MemoryTab(SimpleNamespace(ask=lambda name, key, work: asked.append(key)))  # type: ignore[arg-type]
+    tab.put_up({"selection": kept(256)})
+    tab.open = True
+    tab.turn(busy=False)
+    assert "Asking" in str(tab.tables())
+    with pytest.raises(ZeroDivisionError):
+        tab.answered(Answer("planners", asked[0], None, ZeroDivisionError()))
+    tab.turn(busy=False)
+    assert "Asking" not in str(tab.tables()) and len(asked) == 1
 
 
 def kept(num_bytes: int) -> RunMemory:

@@ -338,12 +338,38 @@ def test_actions_are_never_dropped_without_a_word(bench: Workbench) -> None:
             ask()
 
 
+def test_a_double_click_is_one_press(bench: Workbench) -> None:
+    for command in (c.Run(), c.Compare()):
+        bench.controller.put(command)
+        do(bench, command)
+        assert errors(bench) == "" and shown(bench, "bar")["status"]["kind"] == "plain"
+    bench.controller.put(c.Run())
+    do(bench, c.Compare())
+    assert "compare cannot start" in errors(bench)
+
+
+def test_what_fails_while_it_is_heard_loses_nothing_behind_it(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*told: Any) -> None:
+        raise ZeroDivisionError("no name for it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.controller.watching, "name", fail)
+        bench.controller.put(c.Run())
+        turn_until(bench, lambda: bench.controller.idle)
+    assert isinstance(bench.result, Run) and "no name for it" in errors(bench)
+    do(bench, c.Run())
+    assert errors(bench) == ""
+
+
 def test_what_is_pressed_before_the_model_is_there_waits_for_it(hf_model: Any, tmp_path: Any) -> None:
     workbench = Workbench(hf_model, ["5 6"], max_new_tokens=4, folder=tmp_path, device="cpu")
     try:
         workbench.press("run")
+        workbench.controller.put(c.Run())  # a double click
         turn_until(workbench, lambda: workbench.controller.idle)
-        assert isinstance(workbench.result, Run)
+        assert isinstance(workbench.result, Run) and errors(workbench) == ""
     finally:
         workbench.close()
 

@@ -166,8 +166,9 @@ def test_stop_ends_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
         view.wait(0.05)
     view.press("stop")
     assert view.wait(10) == {} and "Stopped." in view.controller.page.status.value
-    view.press("simulate")  # and one that is asked for again takes the place of what runs
     view.press("simulate")
+    with pytest.raises(EETError, match="while something runs"):
+        view.press("loads")
     time.sleep(0.3)
     view.close()
     assert eet_threads() == []
