@@ -215,8 +215,7 @@ def test_the_charts_watch_the_named_gpu(gpus, monkeypatch):
     monkeypatch.setattr(charts, "Sampler", lambda source, hz, probes: samplers.append(probes) or sampler)
     shown = []
     live = SimpleNamespace(watch=lambda on_gpu, label, counters: shown.append((on_gpu, label)))
-    watched = charts.Device(live, {})  # type: ignore[arg-type]
-    watched.watch("cuda:1")
+    charts.Device(live, {}, "cuda:1")  # type: ignore[arg-type]
     assert opened == ["cuda:1"] and shown == [(True, "NVIDIA H200 (NVML)")]
     assert {name: probe() for name, probe in samplers[0].items()} == {
         "torch_allocated_bytes": 10.0,

@@ -23,7 +23,7 @@ CAPACITY = 600
 Point = tuple[int, float, float]
 """(series, x, y)"""
 
-SCRIPT = script("Words", "Canvas", module=compact(HERE / "strip_chart.js"))
+SCRIPT = script("Words", "Canvas", "Make", module=compact(HERE / "strip_chart.js"))
 
 
 def chart_script() -> BaseScript:

@@ -100,10 +100,9 @@ class FigureBox(W.VBox):
         return tuple(output for place in self._places for output in place.outputs)
 
     def close(self) -> None:
-        for widget in [
-            each for place in self._places for each in all_widgets(place)
-        ]:  # no children while they are empty
-            widget.close()
+        for place in self._places:  # while it is empty, it is no child
+            for widget in all_widgets(place):
+                widget.close()
         super().close()
 
     def _put(self, place: W.Output, thing: Any) -> None:

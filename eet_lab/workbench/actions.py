@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import ipywidgets as W
 
-from eet_lab.errors import Cancelled, EETError, did_you_mean
+from eet_lab.errors import Cancelled, EETError, check_known
 from eet_lab.workbench.threads import Answer, Background, UiThread, drained
 
 STOP = "stop"
@@ -68,10 +68,7 @@ class ActionController:
     @classmethod
     def checked(cls, action: str) -> str:
         """The same; EETError for what is no action."""
-        actions = (*cls.BEGUN, STOP)
-        if action not in actions:
-            hint = did_you_mean(action, actions)
-            raise EETError(f"There is no action {action!r}.{hint} Actions are {', '.join(actions)}.")
+        check_known(EETError, "action", action, (*cls.BEGUN, STOP))
         return action
 
     @property

@@ -77,9 +77,8 @@ class Controller:
             PLANNERS: self.results.memory.answered,
             KEPT: self.results.answered,
         }
-        self.device = Device(self.page.live, self.engine.feed.probes)
+        self.device = Device(self.page.live, self.engine.feed.probes, state.device)
         self.watching = Watching(self.page.live, self.device)
-        self.device.watch(state.device)
 
     def put(self, command: c.Command | Any) -> None:
         """Leave a command, or a message of the page, for the ui thread.

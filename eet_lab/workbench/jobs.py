@@ -22,7 +22,7 @@ from eet_lab.models import Model, load
 from eet_lab.models.transcript import Decode, ended_by
 from eet_lab.progress import Cancel
 from eet_lab.technique import Recipe
-from eet_lab.workbench.engine_thread import Feed, Work
+from eet_lab.workbench.engine_thread import Feed, Kept, Named, Phase, Work
 from eet_lab.workbench.live import NAMES
 
 BASELINE = "baseline"
@@ -117,10 +117,10 @@ class Job:
                 feed.engine(engine)
                 feed.progress(0, 1)  # one unit, whose steps are told; building was another count
                 series, counter = 1 if recipe else 0, TorchCounter(model.device)
-                feed.named([BASELINE, short_form(str(recipe), model.device)] if recipe else NAMES)
-                feed.phase(f"running {short_form(str(recipe), model.device)}", series)
+                feed.tell(Named([BASELINE, short_form(str(recipe), model.device)] if recipe else NAMES))
+                feed.tell(Phase(f"running {short_form(str(recipe), model.device)}", series))
                 run = bench.watched(engine, recipe, job, feed.step, cancel, prepare_s)
-                feed.keep(series, RunMemory.of(engine, counter.read()))
+                feed.tell(Kept(series, RunMemory.of(engine, counter.read())))
             finally:
                 engine.close()
             return run
@@ -132,7 +132,7 @@ class Job:
         model, recipe = self.model, self.recipe
 
         def work(feed: Feed, cancel: threading.Event) -> bench.Comparison:
-            feed.named(pair_names([str(baseline), str(recipe)], model.device))
+            feed.tell(Named(pair_names([str(baseline), str(recipe)], model.device)))
             present, counter = (0, ""), TorchCounter(model.device)
             begun: Counter[str] = Counter()  # of each phase, how many subjects have entered it
             first_runs: dict[tuple[int, str], TorchCalls | None] = {}
@@ -143,13 +143,13 @@ class Job:
                 # A warm-up ends where the next phase begins.
                 first_runs.setdefault(present, counter.read(frees=False))
                 if watched:  # that run is over: its cache has grown to its end, which a warm-up's may not have
-                    feed.keep(present[0], RunMemory.of(watched.pop(), first_runs[present]))
+                    feed.tell(Kept(present[0], RunMemory.of(watched.pop(), first_runs[present])))
                 # Both may have one recipe, but each warms up and is watched once, the baseline first.
                 series = min(begun[phase], 1) if phase in ("warm-up", "watched") else int(about == str(recipe))
                 begun[phase] += 1
                 present, counter = (series, about), TorchCounter(model.device)
                 label = short_form(about, model.device)
-                feed.phase(f"{PHASES.get(phase, phase)}: {label}", present[0], watched=phase == "watched")
+                feed.tell(Phase(f"{PHASES.get(phase, phase)}: {label}", present[0], phase == "watched"))
 
             def on_engine(engine: Engine) -> None:
                 feed.engine(engine)
@@ -166,7 +166,7 @@ class Job:
             raise RecipeError(NOTHING_ON)
 
         def work(feed: Feed, cancel: threading.Event) -> bench.Ladder | None:
-            feed.phase(PHASES["measured"], watched=False)
+            feed.tell(Phase(PHASES["measured"], watched=False))
             found = bench.ladder(self.model, self._rows(), self.recipe, **self._common(feed, cancel))
             return found if found.rungs else None  # stopped before anything was measured
 
@@ -176,7 +176,7 @@ class Job:
         """The timeline of one decode step, of `baseline` and of the recipe."""
 
         def work(feed: Feed, cancel: threading.Event) -> Any:
-            feed.phase("recording the timeline of a step", watched=False)
+            feed.tell(Phase("recording the timeline of a step", watched=False))
             told: dict[str, Any] = {"progress": feed.progress, "cancel": cancel, **vars(self.settings)}
             return timelines(self.model, self._rows(), self.recipe, baseline=baseline, **told)
 

@@ -128,9 +128,9 @@ class ServingPage(ActionPage):
             self._seed.value, self._trace.value.strip(),
         )  # fmt: skip
 
-    def put_table(self, table: CostTable, is_example: bool) -> None:
+    def put_table(self, table: CostTable) -> None:
         """Say what a pass takes by now; the rate becomes one that suits it, as do lengths beyond it."""
-        self._where.value = _where(table, is_example)
+        self._where.value = _where(table, is_example=False)
         asked = self.asked()
         try:
             asked.chosen(table, asked.traffic(table))

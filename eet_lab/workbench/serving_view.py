@@ -140,7 +140,7 @@ class ServingController(ActionController):
         self.table, self.results, self.measured, self._loads = table, {}, {}, None
         self._is_own = True
         self.page.film.stop()
-        self.page.put_table(table, is_example=False)
+        self.page.put_table(table)
         surface = cost_surface(table, f"What a pass takes, measured: {table.source.model}")
         self.figures = {"table": surface}
 

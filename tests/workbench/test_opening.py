@@ -103,7 +103,7 @@ def test_closing_waits_for_a_turn_that_starts_a_sampler(
 def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A download cannot be stopped."""
     monkeypatch.setattr(engine_thread, "PATIENCE_S", 0.1)
-    busy, downloaded = engine_thread.EngineThread(1), threading.Event()
+    busy, downloaded = engine_thread.EngineThread(), threading.Event()
     busy.submit("load", lambda feed, cancel: downloaded.wait(20))
     begun = time.monotonic()
     busy.close()

@@ -18,7 +18,7 @@ from eet_lab.figures.outputs import PLOTLY
 from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench, jobs
 from eet_lab.workbench import commands as c
-from eet_lab.workbench.engine_thread import Feed
+from eet_lab.workbench.engine_thread import Feed, Named, Progress
 from eet_lab.workbench.sheet import Sheet, SheetContent
 from workbench.driving import do, enabled, errors, shown, status, turn, turn_until
 
@@ -354,13 +354,11 @@ def test_what_fails_while_it_is_heard_loses_nothing_behind_it(
     def fail(*told: Any) -> None:
         raise ZeroDivisionError("no name for it")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(bench.controller.watching, "name", fail)
-        bench.controller.put(c.Run())
-        turn_until(bench, lambda: bench.controller.idle)
-    assert isinstance(bench.result, Run) and "no name for it" in errors(bench)
-    do(bench, c.Run())
-    assert errors(bench) == ""
+    monkeypatch.setattr(bench.controller.watching, "name", fail)
+    for event in (Named(["a", "b"]), Progress(0, 0, "heard all the same")):
+        bench.controller.engine.events.put(event)
+    turn(bench)
+    assert "no name for it" in errors(bench) and bench.controller.status.text == "heard all the same"
 
 
 def test_what_is_pressed_before_the_model_is_there_waits_for_it(hf_model: Any, tmp_path: Any) -> None:

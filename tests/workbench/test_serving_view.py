@@ -86,7 +86,7 @@ def test_a_trace_takes_the_place_of_what_is_drawn(view: ServingView, tmp_path: P
     page._trace.value = str(tmp_path / "wrong.csv")
     click(view, "simulate")
     assert "wrong.csv, line 2: time is -1" in page._table.value
-    page.put_table(TURBO_2060, is_example=False)
+    page.put_table(TURBO_2060)
     with pytest.raises(TrafficError, match="line 2: time is -1"):
         ServingView(TURBO_2060, trace=tmp_path / "wrong.csv")
     (tmp_path / "long.csv").write_text("0,5\n" * (MOST_REQUESTS + 1))
