@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import traitlets as T
@@ -267,7 +268,7 @@ class Choices:
         """The job that loads what is chosen."""
         self._asked = model, device, dtype = self._wish
         self.failed = None
-        return jobs.load_model(model, device, None if dtype == "auto" else dtype)
+        return partial(jobs.load_model, model, device, None if dtype == "auto" else dtype)
 
     def loaded(self, model: Model) -> None:
         """What was asked for is there."""

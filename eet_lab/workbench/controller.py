@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from eet_lab.errors import EETError, PromptError
+from eet_lab.errors import EETError, PromptError, RecipeError
 from eet_lab.labels import with_labels
 from eet_lab.models import Model
 from eet_lab.progress import Cancel
@@ -246,14 +247,16 @@ class Controller:
         """What a command asks of the engine thread; EETError where it cannot be done."""
         match command:
             case c.Run():
-                return self._job(model).run()
+                return self._job(model).run
             case c.Compare():
-                return self._job(model).compare(self.results.pinned_recipe(self.state.kind))
+                return partial(self._job(model).compare, self.results.pinned_recipe(self.state.kind))
             case c.Ladder():
-                return self._job(model).ladder()
+                if not len((job := self._job(model)).recipe):
+                    raise RecipeError(jobs.NOTHING_ON)
+                return job.ladder
             case c.MeasureTicked():
                 before, after = self.results.ticked_recipes(self.state.kind)
-                return replace(self._job(model), recipe=after).compare(before)
+                return partial(replace(self._job(model), recipe=after).compare, before)
             case c.TakeTimeline():
                 return self.results.timeline(model)
 

@@ -193,21 +193,19 @@ def measure(model: Model, recipe: Recipe, progress: Progress, cancel: Cancel) ->
     return profile(model, serving_recipe(recipe, model), progress=progress, cancel=cancel)
 
 
-def serving(asked: Asked, table: CostTable, on_look: OnLook) -> ModelWork:
+def serve(
+    asked: Asked, table: CostTable, on_look: OnLook, model: Model, recipe: Recipe, progress: Progress, cancel: Cancel
+) -> Measured:
     """Serve what is asked for, and simulate the same over the `table`, which must be the model's own (CostError)."""
-
-    def work(model: Model, recipe: Recipe, progress: Progress, cancel: Cancel) -> Measured:
-        of = table.source
-        wanted = model.name, str(serving_recipe(recipe, model)), model.dtype
-        if (of.model, of.recipe, of.dtype) != wanted:
-            raise CostError(
-                f"The cost table is of {visible(of.model)} in {of.dtype} under {short_form(of.recipe, model.device)}, "
-                f"but {model.name} in {model.dtype} under {short_form(wanted[1], model.device)} would be served. Press "
-                "Measure this model first."
-            )
-        traffic = asked.traffic(table)
-        name, policy = asked.live(table, traffic)
-        served = serve_traffic(model, traffic, policy, table, on_look=on_look, progress=progress, cancel=cancel)
-        return Measured(name, served, simulate_traffic(traffic, policy, table, cancel=cancel))
-
-    return work
+    of = table.source
+    wanted = model.name, str(serving_recipe(recipe, model)), model.dtype
+    if (of.model, of.recipe, of.dtype) != wanted:
+        raise CostError(
+            f"The cost table is of {visible(of.model)} in {of.dtype} under {short_form(of.recipe, model.device)}, "
+            f"but {model.name} in {model.dtype} under {short_form(wanted[1], model.device)} would be served. Press "
+            "Measure this model first."
+        )
+    traffic = asked.traffic(table)
+    name, policy = asked.live(table, traffic)
+    served = serve_traffic(model, traffic, policy, table, on_look=on_look, progress=progress, cancel=cancel)
+    return Measured(name, served, simulate_traffic(traffic, policy, table, cancel=cancel))

@@ -35,7 +35,7 @@ from eet_lab.workbench.serving_jobs import (
     RunOnModel,
     against_load,
     measure,
-    serving,
+    serve,
     simulated,
     usual_policies,
 )
@@ -105,7 +105,8 @@ class ServingController(ActionController):
                 f"The cost table is an example, of {visible(self.table.source.model)}, so it cannot predict this "
                 "model. Press Measure this model first."
             )
-        self._on_model(action, measure if action == "measure" else serving(asked, self.table, self._take_look), cancel)
+        done = measure if action == "measure" else partial(serve, asked, self.table, self._take_look)
+        self._on_model(action, done, cancel)
         if action == "serve":
             self.page.live.clear()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -102,10 +103,10 @@ def test_torchs_calls_of_the_driver_are_those_of_each_first_run(
         told = [events.get() for _ in range(events.qsize())]
         return [event.memory for event in told if isinstance(event, Kept)]
 
-    [run] = kept(job.run())
+    [run] = kept(job.run)
     assert run.torch_calls == TorchCalls(3, 0)
     assert run.facts()["torch's calls of the driver in the first run"] == "3 allocations, 0 frees"
-    both = kept(job.compare(Recipe()))
+    both = kept(partial(job.compare, Recipe()))
     assert [each.torch_calls for each in both] == [TorchCalls(3, None)] * 2
     assert "Compare empties torch's cache" in both[0].facts()["torch's calls of the driver in the first run"]
 

@@ -55,8 +55,8 @@ def test_a_text_ends_before_the_token_that_ends_it(bench: Workbench) -> None:
     model, prompts = bench.controller.model, list(bench.controller.state.prompts)
 
     def run(**settings: Any) -> Run:
-        job = jobs.Job(model, prompts, Recipe(), Settings(max_new_tokens=8, **settings)).run()
-        return job(Feed(SimpleQueue()), threading.Event())
+        job = jobs.Job(model, prompts, Recipe(), Settings(max_new_tokens=8, **settings))
+        return job.run(Feed(SimpleQueue()), threading.Event())
 
     end = run().measurement.tokens[0][-1]
     stopped = run(stop=(end,))

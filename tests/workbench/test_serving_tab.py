@@ -142,9 +142,9 @@ def test_stop_ends_serving_from_the_page_and_from_the_bar(bench: Workbench, tab:
 
 def test_another_model_is_not_served_over_this_ones_table(tiny: Any, bench: Workbench, tab: ServingController) -> None:
     press(bench, "measure")
-    work = serving_jobs.serving(tab.page.asked(), TOY_DECODER, lambda look: None)
+    given: Any = (tab.page.asked(), TOY_DECODER, lambda look: None, bench.model, Recipe(), lambda *step: None)
     with pytest.raises(CostError, match="Press Measure this model first"):
-        work(bench.model, Recipe(), lambda *step: None, threading.Event())  # type: ignore[arg-type]
+        serving_jobs.serve(*given, threading.Event())
 
 
 def test_a_recipe_gets_what_requests_need_to_join_and_keeps_its_knobs(bench: Workbench) -> None:
