@@ -88,6 +88,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def check_known(error: type[EETError], what: str, name: str, known: Iterable[str]) -> None:
+    """Raise `error`, which lists what there is, for a name that is none of the known."""
+    names = list(known)
+    if name not in names:
+        hint, listed = did_you_mean(str(name), names), ", ".join(map(repr, names))
+        raise error(f"There is no {what} {name!r}.{hint} Choose one of: {listed}.")
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; "no message" where it has none."""
     return next(iter(str(error).splitlines()), "no message")

@@ -215,8 +215,7 @@ def test_the_charts_watch_the_named_gpu(gpus, monkeypatch):
     monkeypatch.setattr(charts, "Sampler", lambda source, hz, probes: samplers.append(probes) or sampler)
     shown = []
     live = SimpleNamespace(watch=lambda on_gpu, label, counters: shown.append((on_gpu, label)))
-    watched = charts.Device(live, {})  # type: ignore[arg-type]
-    watched.watch("cuda:1")
+    charts.Device(live, {}, "cuda:1")  # type: ignore[arg-type]
     assert opened == ["cuda:1"] and shown == [(True, "NVIDIA H200 (NVML)")]
     assert {name: probe() for name, probe in samplers[0].items()} == {
         "torch_allocated_bytes": 10.0,
@@ -258,8 +257,8 @@ def test_the_bar_names_each_gpu(gpus):
 
 
 def test_the_engine_threads_jobs_run_on_the_models_gpu(gpus):
-    work = jobs.where_it_is(on_gpu(1), lambda feed, cancel: gpus.now)
-    assert work(None, None) == 1 and gpus.now == 0  # type: ignore[arg-type]
+    work = jobs.undisturbed(on_gpu(1), lambda cancel: True, lambda feed, cancel: gpus.now)
+    assert work(SimpleNamespace(progress=lambda *told: None), None) == 1 and gpus.now == 0  # type: ignore[arg-type]
 
 
 def test_a_time_is_taken_by_the_clock_of_the_kind(gpus, monkeypatch):

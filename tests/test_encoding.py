@@ -231,7 +231,7 @@ def test_the_page_says_that_a_model_is_an_encoder():
     feed = Feed.__new__(Feed)
     feed.progress = lambda *told: None
     with pytest.raises(ModelError, match="is an encoder"):
-        load_model(theirs("bert"), "cpu", None)(feed, threading.Event())
+        load_model(theirs("bert"), "cpu", None, feed, threading.Event())
 
 
 def test_every_configuration_is_some_encoder():

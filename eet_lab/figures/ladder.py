@@ -182,7 +182,7 @@ def _falling(
         text=[theme.words(name) for name in names], textposition="none",
         hovertemplate="<b>%{text}</b>: %{customdata}<extra></extra>",
     )  # fmt: skip
-    fig.add_scatter(y=places[1:-1], x=rounded(levels[1:]), **_whiskers(steps, levels[1:], "x", floor))
+    fig.add_scatter(y=places[1:-1], x=rounded(levels[1:]), **_whiskers(steps, levels[1:], floor))
     lows = [0.0, *(max(min(*pair, step.low_level), floor) for pair, step in zip(ends[1:], steps, strict=False)), 0.0]
     highs = [levels[0], *(max(*pair, step.high_level) for pair, step in zip(ends[1:], steps, strict=False)), levels[-1]]
     labels = [brief(levels[0]), *map(_label, steps), brief(levels[-1])]
@@ -259,7 +259,7 @@ def left_out(result: Ladder, log: bool | None = None) -> go.Figure:
         orientation="h", marker=_painted([step.opposite for step in steps]), customdata=tips,
         hovertemplate="<b>%{y}</b>: %{customdata}<extra></extra>",
     )  # fmt: skip
-    fig.add_scatter(x=rounded(without), y=names, **_whiskers(steps, without, "x", 0.0))
+    fig.add_scatter(x=rounded(without), y=names, **_whiskers(steps, without, 0.0))
     ends = [max(level, end, step.high_level) for end, step in zip(without, steps, strict=True)]
     fig.add_scatter(
         x=rounded(ends), y=names, mode="text", text=[f"  {_bold(_label(step))}" for step in steps],
@@ -300,12 +300,12 @@ def _painted(colors: Sequence[str]) -> dict[str, Any]:
     return {"color": colors, "line": {"color": colors, "width": 2}}
 
 
-def _whiskers(steps: Sequence[OwnTime], ends: Sequence[float], along: str, floor: float) -> dict[str, Any]:
+def _whiskers(steps: Sequence[OwnTime], ends: Sequence[float], floor: float) -> dict[str, Any]:
     """Marks of no size where each step leads, with the interval of that."""
     far = {"type": "data", "symmetric": False, "color": theme.INK, "thickness": 1.3, "width": 4}
     far["array"] = rounded(max(step.high_level - end, 0) for step, end in zip(steps, ends, strict=True))
     far["arrayminus"] = rounded(max(end - max(step.low_level, floor), 0) for step, end in zip(steps, ends, strict=True))
-    return {"mode": "markers", "marker": {"size": 1, "color": theme.INK}, "hoverinfo": "skip", f"error_{along}": far}
+    return {"mode": "markers", "marker": {"size": 1, "color": theme.INK}, "hoverinfo": "skip", "error_x": far}
 
 
 def _explained(result: Ladder, steps: Sequence[OwnTime]) -> dict[int, str]:

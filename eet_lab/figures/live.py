@@ -23,7 +23,7 @@ CAPACITY = 600
 Point = tuple[int, float, float]
 """(series, x, y)"""
 
-SCRIPT = script("Words", "Canvas", module=compact(HERE / "strip_chart.js"))
+SCRIPT = script("Words", "Canvas", "Make", module=compact(HERE / "strip_chart.js"))
 
 
 def chart_script() -> BaseScript:
@@ -60,7 +60,7 @@ class StripChart(Shared):
             for point in new:
                 self._points[point[0]].append(point)
             self._fresh = True
-            self.send({"kind": "points"}, buffers=[_packed(new)])
+            self.send({"kind": "points"}, buffers=[packed(new)])
 
     def clear(self) -> None:
         """Forget all points."""
@@ -73,7 +73,7 @@ class StripChart(Shared):
         """Bring the snapshot up to date, if anything is new."""
         if self._fresh:
             self._fresh = False
-            self.snapshot = _packed(self.points)
+            self.snapshot = packed(self.points)
 
     @property
     def points(self) -> list[Point]:
@@ -81,8 +81,9 @@ class StripChart(Shared):
         return [point for index in sorted(self._points) for point in self._points[index]]
 
 
-def _packed(points: Iterable[Point]) -> bytes:
-    return np.asarray(list(points), dtype="<f4").tobytes()
+def packed(values: Sequence[Point] | np.ndarray) -> bytes:
+    """Numbers as float32, as scripts read them."""
+    return np.asarray(values, dtype="<f4").tobytes()
 
 
 class StripCharts:

@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 import plotly.io as pio
 from IPython.display import HTML, display
 
-from eet_lab.figures.script import script, style
+from eet_lab.figures.script import all_widgets, script, style
 
 PLOTLY = "application/vnd.plotly.v1+json"
 # `responsive` lets plotly.js take the height of what it stands in. Only a FigureBox has one of its own: in a cell's
@@ -76,11 +76,10 @@ def rendered(thing: Any, **config: Any) -> dict[str, Any]:
 class FigureBox(W.VBox):
     """A place for figures, and other things, among widgets: whatever becomes of the window, they keep their size.
 
-    Each figure stands in a box of its own height, `height` in px if given and else the figure's, and has its width.
+    Each figure stands in a box of its own height, and has the box's width.
     """
 
-    def __init__(self, height: int | None = None, **layout: Any) -> None:
-        self.height = height
+    def __init__(self, **layout: Any) -> None:
         self._keeper, self._places = _Keeper(), list[W.Output]()
         super().__init__([self._keeper], layout=layout)
         self.add_class("eet-figure-box")
@@ -100,14 +99,18 @@ class FigureBox(W.VBox):
         """What is shown, one output for each thing."""
         return tuple(output for place in self._places for output in place.outputs)
 
+    def close(self) -> None:
+        for place in self._places:  # while it is empty, it is no child
+            for widget in all_widgets(place):
+                widget.close()
+        super().close()
+
     def _put(self, place: W.Output, thing: Any) -> None:
         if not isinstance(thing, go.Figure):
             place.remove_class("eet-figure")
             place.layout.height = None
             place.outputs = (rendered(thing),)
             return
-        if self.height is not None:
-            thing = go.Figure(thing).update_layout(height=self.height)
         place.add_class("eet-figure")
         place.layout.height = f"calc({thing.layout.height or 450}px * var(--eet-scale, 1))"
         place.outputs = (rendered(thing, responsive=True),)

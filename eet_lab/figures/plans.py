@@ -18,6 +18,8 @@ GAP = 0.08
 """A share of a request: what is made next does not touch what died just now."""
 MOST_CHUNKS = 24
 """More chunks than this are drawn without their sizes."""
+COLUMNS = 3
+"""Small pictures side by side."""
 SKY = 3.0
 """Times the lower bound: as far up as small pictures go."""
 
@@ -65,7 +67,7 @@ def packing(plan: Plan, title: str = "") -> go.Figure:
     return fig.update_xaxes(title="request for memory, in order", range=[-0.3, end + 0.3], row=2, col=1)
 
 
-def packings(plans: Mapping[str, Plan], columns: int = 3) -> go.Figure:
+def packings(plans: Mapping[str, Plan]) -> go.Figure:
     """The same lifetimes placed in several ways, side by side at one scale: the lower the skyline, the better.
 
     What climbs far above the lower bound, as without any reuse, is cut off, and its title says how far it would go.
@@ -73,7 +75,7 @@ def packings(plans: Mapping[str, Plan], columns: int = 3) -> go.Figure:
     bound = max(plan.lower_bound_bytes for plan in plans.values())
     top = min(max(plan.footprint_bytes for plan in plans.values()), round(SKY * bound))
     unit, scale = unit_of(top)
-    columns = min(columns, len(plans))
+    columns = min(COLUMNS, len(plans))
     rows = -(-len(plans) // columns)
     titles = [
         f"{name}: {sized(plan.footprint_bytes)}{' (cut off)' if plan.footprint_bytes > top else ''}"
@@ -209,11 +211,11 @@ def pool_lines(replays: Mapping[str, Replay]) -> list[list[str]]:
     return rows
 
 
-def footprints(placed: Sequence[Placed], title: str = "") -> go.Figure:
+def footprints(placed: Sequence[Placed]) -> go.Figure:
     """A bar for each planner, against the bytes that are alive at once; what is far off runs out of the figure."""
     held = {each.name: each.plan.footprint_bytes for each in placed if each.plan}
     bound = max((each.plan.lower_bound_bytes for each in placed if each.plan), default=0)
-    title = title or f"Held by each planner; alive at once: {sized(bound)}"
+    title = f"Held by each planner; alive at once: {sized(bound)}"
     fig = theme.figure(title, height=120 + 30 * len(held), bargap=0.35)
     end = 1.3 * max((size for size in held.values() if size <= 3 * bound), default=bound) / MiB
     fig.add_bar(

@@ -14,6 +14,7 @@ import traitlets as T
 from eet_lab.bench import Measurement
 from eet_lab.bench.measured import tokens_by_step
 from eet_lab.figures import theme
+from eet_lab.figures.live import packed
 from eet_lab.figures.script import compact, script, style
 from eet_lab.figures.serving import LINES
 from eet_lab.models.transcript import Decode, Transcript
@@ -87,14 +88,10 @@ def film_lane(name: str, color: str, served: Served) -> dict[str, Any]:
     return {
         "name": name,
         "color": color,
-        "passes": _packed(np.stack(columns, axis=1)[:MOST_PASSES]),
-        "came": _packed(served.traffic.arrival_ms),
-        "begun": _packed(np.sort(served.start_ms)),
-        "ended": _packed(served.last_ms[order]),
-        "took": _packed(served.e2e_ms[order]),
+        "passes": packed(np.stack(columns, axis=1)[:MOST_PASSES]),
+        "came": packed(served.traffic.arrival_ms),
+        "begun": packed(np.sort(served.start_ms)),
+        "ended": packed(served.last_ms[order]),
+        "took": packed(served.e2e_ms[order]),
         "cut": len(passes) > MOST_PASSES,
     }
-
-
-def _packed(values: np.ndarray) -> bytes:
-    return values.astype("<f4").tobytes()

@@ -15,7 +15,7 @@ from eet_lab.bench.fusion import FusionMap
 from eet_lab.bench.measured import MEMORY_PARTS, tokens_by_step
 from eet_lab.bench.timeline import Timelines
 from eet_lab.bench.train_compare import TrainComparison, TrainLadder
-from eet_lab.errors import ResultError, did_you_mean
+from eet_lab.errors import ResultError, check_known
 from eet_lab.figures import theme
 from eet_lab.figures.fusion import fusion
 from eet_lab.figures.ladder import left_out, loss_curves, titles, training_waterfall, waterfall
@@ -44,8 +44,8 @@ def plot(result: Result, kind: str | None = None, log: bool | None = None) -> go
     """
     if not isinstance(result, Result):
         raise ResultError(
-            f"plot draws a Run, a Comparison or a Ladder, as compare, ladder and load_result return them, a "
-            f"TrainComparison, a TrainLadder, a FusionMap and Timelines, not {type(result).__name__}."
+            "plot takes a Run, Comparison, Ladder, TrainComparison, TrainLadder, FusionMap or Timelines, not "
+            f"{type(result).__name__}. compare, ladder and load_result return such results."
         )
     makers = kinds(result)
     if kind == "all":
@@ -54,11 +54,7 @@ def plot(result: Result, kind: str | None = None, log: bool | None = None) -> go
         what = type(result).__name__.lower()
         raise ResultError(f"This {what} was stopped before anything was measured, so there is nothing to draw.")
     kind = kind or next(iter(makers))
-    if kind not in makers:
-        raise ResultError(
-            f"There is no figure {kind!r} of a {type(result).__name__}.{did_you_mean(kind, makers)} "
-            f"Kinds are {', '.join(makers)} and all."
-        )
+    check_known(ResultError, f"{type(result).__name__} figure", kind, [*makers, "all"])
     return _drawn(result, kind, log)
 
 

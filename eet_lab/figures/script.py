@@ -85,7 +85,7 @@ class Shared(anywidget.AnyWidget):
 
 
 def all_widgets(widget: W.Widget) -> list[W.Widget]:
-    """A widget, everything below it, and the scripts of them all."""
-    below = [each for child in getattr(widget, "children", ()) for each in all_widgets(child)]
-    scripts = [widget.base] if isinstance(widget, Shared) else []
-    return list(dict.fromkeys([widget, *below, *scripts]))
+    """A widget, everything below it, and what all of these have of their own: scripts, layouts and styles."""
+    own = (getattr(widget, name, None) for name in ("base", "layout", "style"))
+    below = [*getattr(widget, "children", ()), *(each for each in own if isinstance(each, W.Widget))]
+    return list(dict.fromkeys([widget, *(each for one in below for each in all_widgets(one))]))

@@ -156,7 +156,6 @@ def _boxes(
     return [trace for trace in traces if len(trace["y"])]
 
 
-METRICS = {"e2e_ms": "end to end", "ttft_ms": "time to first token", "tpot_ms": "time per token"}
 POLICY_COLORS = (theme.BASELINE, theme.LOSS, *theme.SERIES[:4])
 """Colours of policies, in the order in which they are taught: first none, then naive padding, which may lose to it."""
 FEW = 5
@@ -167,42 +166,40 @@ Points = Mapping[str, Sequence[LoadPoint]]
 NOTHING: Points = MappingProxyType({})
 
 
-def latency_against_load(
-    simulated: Points, title: str = "", metric: str = "e2e_ms", measured: Points = NOTHING
-) -> go.Figure:
+def latency_against_load(simulated: Points, title: str = "", measured: Points = NOTHING) -> go.Figure:
     """Half of the requests are below the dotted line, and all but one in a hundred below the solid one.
 
     A hollow mark is a load that is more than can be served. `measured` are points of the same policies that were
     measured, as diamonds beside what was simulated; requests that came all at once are no load, so that such a point is
-    named alone. KeyError for a metric that is none of METRICS.
+    named alone.
     """
     placed = {name: [each for each in points if isfinite(each.rate)] for name, points in measured.items()}
     fig = theme.figure(title, height=430, legend=theme.LEGEND_BELOW, hovermode="closest")
     known = list(dict.fromkeys([*simulated, *measured]))
     for name, color in zip(known, cycle(POLICY_COLORS), strict=False):
         for level, dash, width in (("p99", "solid", 2.2), ("p50", "dot", 1.4)):
-            points = _points(simulated.get(name, ()), name, metric, level, color)
+            points = _points(simulated.get(name, ()), name, level, color)
             fig.add_scatter(**points, mode="lines+markers", line={"color": color, "width": width, "dash": dash})
-        points = _points(placed.get(name, ()), f"{name}, measured", metric, "p99", color, "diamond", 11)
+        points = _points(placed.get(name, ()), f"{name}, measured", "p99", color, "diamond", 11)
         fig.add_scatter(**points, mode="markers")
         if len(placed.get(name, ())) < len(measured.get(name, ())):
             marker = {"size": 11, "color": color, "symbol": "diamond-open"}
             told = f"{name}, measured all at once: no load"
             fig.add_scatter(x=[None], y=[None], name=told, mode="markers", marker=marker, showlegend=True)
-    times = [point.times[metric] for of in (simulated, placed) for each in of.values() for point in each]
+    times = [point.times["e2e_ms"] for of in (simulated, placed) for each in of.values() for point in each]
     found = [each[level] for each in times for level in ("p50", "p99")] or [1.0]
     low, high = 0.8 * min(found), 1.3 * max(found)
-    fig.update_yaxes(theme.axis(low, high, f"{METRICS[metric]}, ms", log=theme.is_far(found)))
+    fig.update_yaxes(theme.axis(low, high, "end to end, ms", log=theme.is_far(found)))
     return fig.update_xaxes(title="requests that come a second", rangemode="tozero", tickformat=theme.DIGITS)
 
 
 def _points(
-    points: Sequence[LoadPoint], name: str, metric: str, level: str, color: str, shape: str = "circle", size: int = 7
+    points: Sequence[LoadPoint], name: str, level: str, color: str, shape: str = "circle", size: int = 7
 ) -> dict[str, Any]:
     symbols = [f"{shape}-open" if point.is_full else shape for point in points]
     return {
         "x": theme.rounded(point.rate for point in points),
-        "y": theme.rounded(point.times[metric][level] for point in points),
+        "y": theme.rounded(point.times["e2e_ms"][level] for point in points),
         "customdata": [[brief(point.requests_per_s), f"{100 * point.busy:.0f}"] for point in points],
         "name": name, "legendgroup": name, "showlegend": bool(points) and level == "p99",
         "marker": {"size": size, "color": color, "symbol": symbols},
@@ -213,15 +210,15 @@ def _points(
     }  # fmt: skip
 
 
-def cost_surface(table: CostTable, title: str = "", kv: float = 0) -> go.Figure:
-    """Milliseconds of a pass as a surface: over tokens a text and texts, or prompt tokens and rows at `kv` columns."""
+def cost_surface(table: CostTable, title: str = "") -> go.Figure:
+    """Milliseconds of a pass as a surface: over tokens a text and texts, or prompt tokens and rows with no columns."""
     clock = "ms a pass on the device" if getattr(table, "host", ()) else "ms a pass"
     if isinstance(table, EncoderCost):
         x, y, names = table.batches, table.lengths, ("texts", "tokens a text")
         at = [[table.at(length, batch) for batch in x] for length in y]
     else:
         x, y, names = table.rows, table.extras, ("rows", "more prompt tokens")
-        at = [[table.at(extra + rows, rows, kv) for rows in x] for extra in y]
+        at = [[table.at(extra + rows, rows, 0) for rows in x] for extra in y]
     fig = theme.figure(title, height=430)
     fig.add_surface(
         x=list(x), y=list(y), z=[theme.rounded(row) for row in at], colorscale="Viridis", showscale=False,
@@ -274,15 +271,11 @@ def simulated_beside_measured(compared: Sequence[Compared], title: str = "") -> 
     layout["margin"] = {"t": 56 if title else 30, "b": 70}
     fig = theme.subplots(1, 2, title, height=360, layout=layout, column_widths=[0.8, 0.2], horizontal_spacing=0.09)
     for column, panel in enumerate(panels, 1):
-        sides = [each.simulated for each in panel], [each.measured for each in panel]
-        errors = [in_percent(each) for each in panel]
-        for (name, color), values, text in zip(SIDE_COLORS.items(), sides, (errors, None), strict=True):
-            fig.add_bar(
-                x=[each.name for each in panel], y=theme.rounded(values), name=name, marker={"color": color},
-                text=text, textposition="outside", cliponaxis=False, row=1, col=column,
-                hovertemplate=theme.hover(name, f"%{{x}}: %{{y}} {panel[0].unit}"),
-            )  # fmt: skip
-        fig.update_yaxes(title=panel[0].unit, range=[0, 1.15 * max(map(max, sides))], row=1, col=column)
+        _add_sides(fig, panel, column)
+        errors, most = [in_percent(each) for each in panel], max(max(each.simulated, each.measured) for each in panel)
+        fig.update_traces({"text": errors}, {"name": SIMULATED}, col=column)
+        fig.update_yaxes(range=[0, 1.15 * most], row=1, col=column)
+    fig.update_traces(textposition="outside", cliponaxis=False)
     return theme.legend_once(fig)
 
 
@@ -291,14 +284,19 @@ def highest_loads(panels: Mapping[str, Sequence[Compared]], title: str = "") -> 
     layout = {"barmode": "group", "bargap": 0.35, "legend": theme.LEGEND_BELOW, "margin": {"t": 76, "b": 90}}
     fig = theme.subplots(1, len(panels), title, height=400, layout=layout, subplot_titles=[*panels])
     for column, panel in enumerate(panels.values(), 1):
-        sides = [each.simulated for each in panel], [each.measured for each in panel]
-        for (name, color), values in zip(SIDE_COLORS.items(), sides, strict=True):
-            fig.add_bar(
-                x=[each.name for each in panel], y=theme.rounded(values), name=name, marker={"color": color},
-                hovertemplate=theme.hover(name, f"%{{x}}: %{{y}} {panel[0].unit}"), row=1, col=column,
-            )  # fmt: skip
-        fig.update_yaxes(title=panel[0].unit, rangemode="tozero", row=1, col=column)
+        _add_sides(fig, panel, column)
     return theme.legend_once(fig)
+
+
+def _add_sides(fig: go.Figure, panel: Sequence[Compared], column: int) -> None:
+    """Two bars for each number."""
+    sides = [each.simulated for each in panel], [each.measured for each in panel]
+    for (name, color), values in zip(SIDE_COLORS.items(), sides, strict=True):
+        fig.add_bar(
+            x=[each.name for each in panel], y=theme.rounded(values), name=name, marker={"color": color},
+            hovertemplate=theme.hover(name, f"%{{x}}: %{{y}} {panel[0].unit}"), row=1, col=column,
+        )  # fmt: skip
+    fig.update_yaxes(title=panel[0].unit, rangemode="tozero", row=1, col=column)
 
 
 def agreement_table(compared: Sequence[Compared]) -> str:

@@ -4,10 +4,6 @@ const VIEW_S = 8; // seconds of the reader's time that are in view
 const STRIDE = 6; // numbers of a pass: begin, end, decode tokens, prompt tokens, pads, rows
 const HEIGHT = { boxes: 92, gap: 16, queue: 46, axis: 16, left: 46, right: 10 };
 
-function numbers(view) {
-  return new Float32Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
-}
-
 function percentile(sorted, share) {
   const place = share * (sorted.length - 1), low = Math.floor(place), high = Math.ceil(place);
   return sorted[low] + (sorted[high] - sorted[low]) * (place - low);

@@ -62,11 +62,11 @@ def in_words(served: Simulated) -> str:
     return f"{len(served.passes):,} passes, {percent(served.idle_share)} of the slots idle"
 
 
-def lanes(runs: Mapping[str, Simulated], title: str = "") -> go.Figure:
+def lanes(runs: Mapping[str, Simulated]) -> go.Figure:
     """One panel for each run, on one axis of passes; its title tells passes and idle share."""
     height = 150 + sum(60 + 26 * max(served.num_slots, 4) for served in runs.values())
     places = {"shared_xaxes": True, "subplot_titles": _titles(runs), "vertical_spacing": 0.22 / len(runs)}
-    fig = theme.grid(len(runs), 1, title, height, **places)
+    fig = theme.grid(len(runs), 1, "", height, **places)
     for row, served in enumerate(runs.values(), 1):
         for kind, trace in zip(LOOKS, _traces(served), strict=True):
             hover = f"request %{{customdata[0]}} {kind}: passes %{{customdata[1]}} to %{{customdata[2]}}<extra></extra>"

@@ -1,5 +1,5 @@
 // A strip chart on a canvas. Points arrive as float32 triples (series, x, y); nothing is fetched from anywhere.
-// words.js stands in front of this module.
+// What it calls stands in widgets.js.
 
 function niceTicks(low, high, count) {
   const raw = (high - low) / Math.max(count, 1);
@@ -30,8 +30,7 @@ function render({ model, el }) {
 
   function reset() { lines = model.get("series").map(() => ({ x: [], y: [] })); }
   function add(view) {
-    const data = new Float32Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
-    const window = model.get("window");
+    const data = numbers(view), window = model.get("window");
     for (let i = 0; i + 2 < data.length; i += 3) {
       const line = lines[data[i]];
       if (line) { line.x.push(data[i + 1]); line.y.push(data[i + 2]); }
@@ -54,27 +53,21 @@ function render({ model, el }) {
   // What a name says after a colon, a point or a bracket goes first where there is little room, and so does a unit that all
   // lines share, which the title has then.
   const short = (name) => name.split(/: | · | \(/)[0];
-  const told = (name) => [short(name), piece("eet-strip-more", name.slice(short(name).length))];
-  function piece(className, text) {
-    const node = document.createElement("span");
-    node.className = className;
-    node.textContent = text;
-    return node;
-  }
+  const told = (name) => [short(name), make("span", "eet-strip-more", name.slice(short(name).length))];
 
   function legend() {
     const units = model.get("series").map((s) => s.unit || model.get("unit")), shared = new Set(units).size < 2;
     const names = model.get("series").map((s) => s.name), apart = new Set(names.map(short)).size === names.length;
     titleEl.title = model.get("title");
-    titleEl.replaceChildren(...told(model.get("title")), piece("eet-strip-less", shared && units[0] ? ", " + units[0] : ""));
+    titleEl.replaceChildren(...told(model.get("title")), make("span", "eet-strip-less", shared && units[0] ? ", " + units[0] : ""));
     scaleEl.setAttribute("aria-pressed", String(scale === "log"));
     scaleEl.setAttribute("aria-label", "logarithmic axis of " + model.get("title"));
     noteEl.textContent = model.get("note");
     noteEl.style.display = model.get("note") ? "" : "none";
     legendEl.replaceChildren();
     values = model.get("series").map((s, i) => {
-      const item = document.createElement("span"), dot = document.createElement("i"), value = document.createElement("b");
-      const number = document.createTextNode(""), unit = piece(shared ? "eet-strip-more" : "", " " + units[i]);
+      const item = make("span"), dot = make("i"), value = make("b");
+      const number = document.createTextNode(""), unit = make("span", shared ? "eet-strip-more" : "", " " + units[i]);
       dot.style.background = s.color;
       item.title = s.name;
       value.append(number, unit);

@@ -274,9 +274,9 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [tick for tick in ticks if low <= tick <= high]
 
 
-def badge(text: str, kind: str = "plain", tip: str = "") -> str:
+def badge(text: str, kind: str = "plain") -> str:
     """A small label; `kind` is "plain", "good", "warn" or "bad"."""
-    return f'<span class="eet-badge eet-{kind}" title="{escape(tip)}">{escape(text)}</span>'
+    return f'<span class="eet-badge eet-{kind}">{escape(text)}</span>'
 
 
 def note(text: str, kind: str = "plain") -> str:
@@ -295,19 +295,21 @@ def _cells(tag: str, cells: Sequence[str]) -> str:
     return "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
 
 
-def error_card(error: BaseException) -> str:
-    """What went wrong, readable: errors made for users as they are, others with their traceback in a fold."""
+def error_state(error: BaseException) -> dict[str, str]:
+    """What went wrong, readable: errors made for users as they are, others with their traceback as "details"."""
     if isinstance(error, EETError):
-        detail = _fold("details", "".join(traceback.format_exception(error.__cause__))) if error.__cause__ else ""
-        title = escape(name_in_words(error))
-        return f'<div class="eet-error" role="alert"><b>{title}</b><p>{escape(str(error))}</p>{detail}</div>'
-    trace = "".join(traceback.format_exception(error))
-    return (
-        f'<div class="eet-error" role="alert"><b>Unexpected: {escape(type(error).__name__)}</b>'
-        f"<p>{escape(str(error)) or 'It carries no message.'} The session goes on; please report this with the "
-        f"details below.</p>{_fold('details', trace)}</div>"
-    )
+        cause = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
+        return {"title": name_in_words(error), "text": str(error), "details": cause}
+    text = f"{str(error) or 'It carries no message.'} The session goes on; please report this with the details below."
+    return {
+        "title": f"Unexpected: {type(error).__name__}",
+        "text": text,
+        "details": "".join(traceback.format_exception(error)),
+    }
 
 
-def _fold(title: str, text: str) -> str:
-    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+def error_card(error: BaseException) -> str:
+    """The same as HTML, its details in a fold."""
+    title, text, details = map(escape, error_state(error).values())
+    fold = f"<details><summary>details</summary><pre>{details}</pre></details>" if details else ""
+    return f'<div class="eet-error" role="alert"><b>{title}</b><p>{text}</p>{fold}</div>'

@@ -62,6 +62,11 @@ function renderFigureKeeper({ el }) {
 }
 
 /* Canvas: */
+// What is packed as float32, as it comes from the kernel.
+function numbers(view) {
+  return new Float32Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
+}
+
 // Clears a canvas that has as many pixels as the screen shows, and gives its width and height in the units of what is drawn:
 // CSS pixels at the page's own type size, so that numbers on an axis and all around them grow with the words (--eet-scale).
 // It gives neither while the canvas is hidden.

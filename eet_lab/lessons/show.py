@@ -18,7 +18,7 @@ from IPython.display import HTML, Code, display
 from eet_lab.bench import Change, Comparison, Ladder
 from eet_lab.bench.measured import device_name
 from eet_lab.bench.rows import Row
-from eet_lab.errors import PlanError, did_you_mean
+from eet_lab.errors import PlanError, check_known
 from eet_lab.figures.outputs import show
 from eet_lab.lessons import recorded
 from eet_lab.models import Model
@@ -112,11 +112,7 @@ def _is_number(cell: str) -> bool:
 
 def chosen(what: str, name: str, choices: Mapping[str, T]) -> T:
     """The choice of that name; PlanError, which lists what there is, for another one."""
-    if name not in choices:
-        raise PlanError(
-            f"There is no {what} {name!r}.{did_you_mean(str(name), choices)} Choose one of: "
-            f"{', '.join(map(repr, choices))}."
-        )
+    check_known(PlanError, what, name, choices)
     return choices[name]
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import ipywidgets as W
 
-from eet_lab.errors import Cancelled, EETError, did_you_mean
+from eet_lab.errors import Cancelled, EETError, check_known
 from eet_lab.workbench.threads import Answer, Background, UiThread, drained
 
 STOP = "stop"
@@ -44,60 +44,52 @@ class ActionPage:
 
 
 class ActionController:
-    """Begins what a button asks for, and shows what came of it. Of what is asked for only the newest counts.
+    """Begins what a button asks for, one thing at a time, and shows what came of it.
 
-    `press`, `take` and `tick` are for the ui thread. A kind has its work done with the next number, or raises EETError
-    (`_ask`), and shows its value (`_show`).
+    `press`, `take` and `tick` are for the ui thread. A kind has its work done, or raises EETError (`_ask`), and shows
+    its value (`_show`).
     """
 
     BEGUN: ClassVar[Mapping[str, str]]
     """The actions but for "stop", and what is said when each begins."""
     QUESTION: ClassVar[str]
     page: Any
-    _ask: Callable[[str, int, Any, threading.Event], None]
+    _ask: Callable[[str, Any, threading.Event], None]
     _show: Callable[[str, Any, Any], None]
 
     def __init__(self, background: Background) -> None:
         self._background = background
         self._cancel = threading.Event()
-        self._number = 0
-        self._pending: tuple[int, str, Any] | None = None
+        self.action = ""
+        """What is being done; "" for nothing."""
+        self._asked: Any = None  # what the fields said when it began
         self._said = ""
 
     @classmethod
     def checked(cls, action: str) -> str:
         """The same; EETError for what is no action."""
-        actions = (*cls.BEGUN, STOP)
-        if action not in actions:
-            hint = did_you_mean(action, actions)
-            raise EETError(f"There is no action {action!r}.{hint} Actions are {', '.join(actions)}.")
+        check_known(EETError, "action", action, (*cls.BEGUN, STOP))
         return action
 
     @property
     def busy(self) -> bool:
         """Whether something is asked for that was not answered."""
-        return self._pending is not None
-
-    @property
-    def action(self) -> str:
-        """What is being done; "" for nothing."""
-        return self._pending[1] if self._pending else ""
+        return bool(self.action)
 
     def press(self, action: str) -> None:
-        """Begin what a button asks for, or stop what goes on. Errors are told on the page."""
+        """Begin what a button asks for, or stop what goes on: nothing begins beside it. Errors are told on the page."""
         if self.checked(action) == STOP:
             self.stop()
+        if action == STOP or self.busy:
             return
-        number, cancel = self._number + 1, threading.Event()
+        cancel = threading.Event()
         try:
             asked = self.page.asked()
-            self._ask(action, number, asked, cancel)
+            self._ask(action, asked, cancel)
         except EETError as error:
             self.page.tell_error(error)
             return
-        self._cancel.set()  # what runs is no longer asked for
-        self._number, self._cancel, self._said = number, cancel, self.BEGUN[action]
-        self._pending = number, action, asked
+        self.action, self._asked, self._cancel, self._said = action, asked, cancel, self.BEGUN[action]
         self.page.set_busy(True)
 
     def stop(self) -> None:
@@ -106,17 +98,15 @@ class ActionController:
 
     def tick(self) -> None:
         """Show how far it is."""
-        if self._pending is not None:
+        if self.busy:
             self.page.tell(self._said)
 
     def take(self, answer: Answer) -> None:
-        """Show what came of it; an answer that nobody waits for any more is dropped."""
-        if self._pending is None or answer.key != self._pending[0]:
-            return
-        (_, action, asked), self._pending = self._pending, None  # first: whatever becomes of it, nobody waits for it
+        """Show what came of it."""
+        action, self.action = self.action, ""  # first: whatever becomes of it, nobody waits for it
         self.page.set_busy(False)
         if answer.error is None and answer.value is not None:
-            self._show(action, asked, answer.value)
+            self._show(action, self._asked, answer.value)
         elif answer.error is None or isinstance(answer.error, Cancelled):
             self.page.tell("Stopped.")
         else:
@@ -135,8 +125,7 @@ class ActionView(UiThread):
     def _show_page(self, make: Callable[[Callable[[str], None], Background], Any]) -> None:
         """Take the place of the one that is open, with the controller that `make` makes."""
         self._inbox: SimpleQueue[str] = SimpleQueue()
-        self._idle = threading.Event()
-        self._idle.set()
+        self._turning = False
         self._make_room()
         self._background = Background()
         self.controller = make(self._inbox.put, self._background)
@@ -145,31 +134,32 @@ class ActionView(UiThread):
     def press(self, action: str) -> None:
         """Press a button by its action, such as "stop"; returns at once.
 
-        EETError for another action, and after `close`.
+        EETError for another action, after `close`, and while something else runs.
         """
         self.controller.checked(action)
         self._check_open(action)
-        self._idle.clear()
+        if action != STOP and self.busy:
+            raise EETError(f"{action} cannot start while something runs. Wait for it with wait(), or press('stop').")
         self._inbox.put(action)
 
     def _is_idle(self) -> bool:
-        return self._idle.is_set() and self._inbox.empty()
+        # In this order: an action leaves the inbox within a turn, and what it begins is known at the turn's end.
+        return self._inbox.empty() and not self._turning and not self.controller.busy
 
     def _told(self) -> str:
         return self.controller.action
 
     def _turn(self) -> None:
+        self._turning = True
         try:
             for action in drained(self._inbox):
-                self._idle.clear()
                 self.controller.press(action)
             for answer in self._background.take():
                 self.controller.take(answer)
             self.controller.tick()
-            if not self.controller.busy:
-                self._idle.set()
         except Exception as error:  # noqa: BLE001  told to the reader; this thread must live on
             self.controller.page.tell_error(error)
+        self._turning = False
 
     def _end(self) -> None:
         self.controller.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import traitlets as T
@@ -12,7 +13,7 @@ import traitlets as T
 from eet_lab.bench.workloads import DEMO_PROMPTS
 from eet_lab.devices import kind_of, present
 from eet_lab.engine.settings import Settings
-from eet_lab.errors import EETError, PromptError, RecipeError, did_you_mean
+from eet_lab.errors import EETError, PromptError, RecipeError, check_known
 from eet_lab.knobs import read_knobs
 from eet_lab.labels import short_form
 from eet_lab.models import PRESETS, Config, Model
@@ -121,15 +122,14 @@ class State(T.HasTraits):
 
     def set(self, name: str, value: Any) -> None:
         """One setting of a generation, `stop_at_eos` or `repeats`; PromptError where there is no such setting."""
+        check_known(PromptError, "setting", name, (*self.generation, *OTHER_SETTINGS))
         value = int(value) if isinstance(value, float) and value.is_integer() else value
         if name == "repeats":
             self.repeats = value
         elif name == "stop_at_eos":
             self.stop_at_eos = bool(value)
-        elif name in self.generation:
-            self.generation = {**self.generation, name: value}
         else:
-            raise PromptError(f"There is no setting {name!r}.{did_you_mean(name, (*self.generation, *OTHER_SETTINGS))}")
+            self.generation = {**self.generation, name: value}
 
     def recipe_label(self) -> str:
         """What is switched on, in short."""
@@ -195,37 +195,6 @@ def _fit(*techniques: Technique) -> bool:
     except RecipeError:
         return False
     return True
-
-
-def problem(state: State, model: Model | None, rows: Sequence[Sequence[int]] | None) -> str | None:
-    """Why a run cannot start with these prompts and settings; None when it can. `rows` are each prompt's tokens."""
-    if model is None or rows is None:
-        return "No model is loaded yet."
-    if not state.prompts:
-        return "There are no prompts: add one (an empty one starts from BOS)."
-    try:
-        state.settings(model)
-    except EETError as error:
-        return str(error)
-    if not isinstance(state.repeats, int) or not 0 <= state.repeats <= MOST_REPEATS:
-        return (
-            f"repeats is {state.repeats}, but it must be a whole number from 1 to {MOST_REPEATS}, or 0 to "
-            "measure until the interval is narrow."
-        )
-    new, context, last = state.generation["max_new_tokens"], model.config.context, model.config.vocab_size - 1
-    for number, row in enumerate(rows, 1):
-        if strange := [token for token in row if not 0 <= token <= last]:
-            return (
-                f"Prompt {number} holds the token {strange[0]}, but the model's vocabulary ends at {last}. "
-                "Write other ids, or load the model with the tokenizer that it was trained with."
-            )
-    length, first = max((max(len(row), 1), -number) for number, row in enumerate(rows, 1))  # an empty one is BOS
-    if length + new > context:
-        return (
-            f"Prompt {-first} has {length} tokens; with {new} new ones that is {length + new}, past the context of "
-            f"{context}. {to_fit(context - length)}"
-        )
-    return None
 
 
 Wish = tuple[Any, str, str]
@@ -298,7 +267,7 @@ class Choices:
         """The job that loads what is chosen."""
         self._asked = model, device, dtype = self._wish
         self.failed = None
-        return jobs.load_model(model, device, None if dtype == "auto" else dtype)
+        return partial(jobs.load_model, model, device, None if dtype == "auto" else dtype)
 
     def loaded(self, model: Model) -> None:
         """What was asked for is there."""
@@ -342,14 +311,41 @@ class Choices:
         if model is None:
             return None, None
         try:
-            for prompt in self._state.prompts:
-                if prompt not in self._tokens:
-                    self._tokens[prompt] = jobs.token_ids(model, prompt)
+            known = self._tokens
+            self._tokens = {
+                text: known[text] if text in known else jobs.token_ids(model, text) for text in self._state.prompts
+            }
         except EETError as error:
             return None, str(error)
         return [self._tokens[prompt] for prompt in self._state.prompts], None
 
     def problem(self, model: Model | None) -> str | None:
         """Why nothing can start with these choices; None when it can."""
-        rows, unreadable = self.tokens(model)
-        return unreadable or problem(self._state, model, rows)
+        state, (rows, unreadable) = self._state, self.tokens(model)
+        if model is None or rows is None:
+            return unreadable or "No model is loaded yet."
+        if not state.prompts:
+            return "There are no prompts: add one (an empty one starts from BOS)."
+        try:
+            state.settings(model)
+        except EETError as error:
+            return str(error)
+        if not isinstance(state.repeats, int) or not 0 <= state.repeats <= MOST_REPEATS:
+            return (
+                f"repeats is {state.repeats}, but it must be a whole number from 1 to {MOST_REPEATS}, or 0 to "
+                "measure until the interval is narrow."
+            )
+        new, context, last = state.generation["max_new_tokens"], model.config.context, model.config.vocab_size - 1
+        for number, row in enumerate(rows, 1):
+            if strange := [token for token in row if not 0 <= token <= last]:
+                return (
+                    f"Prompt {number} holds the token {strange[0]}, but the model's vocabulary ends at {last}. "
+                    "Write other ids, or load the model with the tokenizer that it was trained with."
+                )
+        length, first = max((max(len(row), 1), -number) for number, row in enumerate(rows, 1))  # an empty one is BOS
+        if length + new > context:
+            return (
+                f"Prompt {-first} has {length} tokens; with {new} new ones that is {length + new}, past the context of "
+                f"{context}. {to_fit(context - length)}"
+            )
+        return None

@@ -236,7 +236,10 @@ def read(message: Any) -> Command:
             raise EETError(f"The page sent {name} without {f.name}. Reload the page.")
         values[f.name] = message[f.name]
         if not _fits(values[f.name], hints[f.name]):
-            raise EETError(f"The page sent {name} with {f.name} {repr(values[f.name])[:40]}.")
+            value, kind_name = repr(values[f.name])[:40], hints[f.name].__name__
+            raise EETError(
+                f"The page sent {name} with {f.name} = {value}, but it must be a {kind_name}. Reload the page."
+            )
     return kind(**values)
 
 

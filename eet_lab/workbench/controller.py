@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from eet_lab.errors import EETError, PromptError
+from eet_lab.errors import EETError, PromptError, RecipeError
 from eet_lab.labels import with_labels
 from eet_lab.models import Model
 from eet_lab.progress import Cancel
@@ -29,8 +30,8 @@ from eet_lab.workbench.page import Page
 from eet_lab.workbench.results import QUESTION as KEPT
 from eet_lab.workbench.results import Results
 from eet_lab.workbench.serving_jobs import ModelWork
-from eet_lab.workbench.serving_view import JOBS, Either, ServingController, ServingTab
-from eet_lab.workbench.threads import TICK_S, Background
+from eet_lab.workbench.serving_view import JOBS, ServingController, ServingTab
+from eet_lab.workbench.threads import TICK_S, Answer, Background
 from eet_lab.workbench.views import bar
 from eet_lab.workbench.views.chosen import in_labels, inputs_state, techniques_state
 
@@ -77,9 +78,8 @@ class Controller:
             PLANNERS: self.results.memory.answered,
             KEPT: self.results.answered,
         }
-        self.device = Device(self.page.live, self.engine.feed.probes)
+        self.device = Device(self.page.live, self.engine.feed.probes, state.device)
         self.watching = Watching(self.page.live, self.device)
-        self.device.watch(state.device)
 
     def put(self, command: c.Command | Any) -> None:
         """Leave a command, or a message of the page, for the ui thread.
@@ -97,10 +97,10 @@ class Controller:
 
     def close(self) -> None:
         """End the threads: the engine's, the background's and the sampler's."""
+        self.serving.close()  # first: the background's thread may be simulating for it
         self.engine.close()
         self.background.close()
         self.device.close()
-        self.serving.close()
 
     def tick(self) -> None:
         """One turn."""
@@ -144,12 +144,12 @@ class Controller:
     def _listen(self) -> bool:
         """Take in what the engine thread and the background told; whether the page has to show it."""
         changed = False
-        for event in self.engine.take():
-            self.hear(event)
-            changed |= not isinstance(event, e.Stepped | e.Progress)
-        for answer in self.background.take():
-            self._shown_by[answer.name](answer)
-            changed = True
+        for told in [*self.engine.take(), *self.background.take()]:
+            try:
+                self._shown_by[told.name](told) if isinstance(told, Answer) else self.hear(told)
+            except Exception as error:  # noqa: BLE001  shown to the user; what was told after it counts as well
+                self.status.fail(error)
+            changed |= not isinstance(told, e.Stepped | e.Progress)
         self.results.turn(self.busy)
         self.serving.turn()
         return changed
@@ -208,27 +208,30 @@ class Controller:
             self.stopping = True
             self.engine.stop()
 
-    def _run_serving(self, action: str, number: int, work: ModelWork, cancel: Cancel) -> None:
-        """Have the engine thread measure or serve the model; EETError where it is not there, or something runs."""
+    def _run_serving(self, action: str, work: ModelWork, _: Cancel) -> None:
+        """Have the engine thread measure or serve the model; EETError where it is not there, or something runs.
+
+        Whatever stops the page's work stops the engine thread's, so that one's own `stop` is enough.
+        """
         if self.model is None or self.busy or not self.choices.settled:
             raise EETError(f"{action} cannot start while a model is loaded or something runs: wait, or press Stop.")
         model, recipe, said = self.model, self.state.recipe(), self.serving.progress
 
         def job(feed: e.Feed, stop: Cancel) -> Any:
-            return work(model, recipe, said(feed.progress), Either(stop, cancel))
+            return work(model, recipe, said(feed.progress), stop)
 
-        self.background.hold()
-        self._submit(JOBS[action], jobs.after_quiet(self.background.wait_quiet, jobs.where_it_is(model, job)))
+        self._submit_alone(JOBS[action], model, job)
 
     def _ask(self, command: Jobs) -> None:
-        """Begin a job; later, if the model is still on its way."""
+        """Begin a job; later, if the model is still on its way. One that runs or waits was pressed twice."""
+        name = c.name_of(type(command))
         if self.model is None or not self.choices.settled:
-            self._later.append(command)
-        elif self.busy:
-            name = c.name_of(type(command)).replace("_", " ")
-            raise EETError(f"{name} cannot start while something runs: wait until it is done, or press Stop.")
-        else:
+            self._later += [command] if command not in self._later else []
+        elif not self.busy:
             self._begin(command, self.model)
+        elif name != self._job_name or self.stopping:
+            name = name.replace("_", " ")
+            raise EETError(f"{name} cannot start while something runs: wait until it is done, or press Stop.")
 
     def _begin(self, command: Jobs, model: Model) -> None:
         work = self._work(command, model)
@@ -238,22 +241,22 @@ class Controller:
             decode = jobs.decoder(model.tokenizer, self.state.settings(model).stop)
             self.watching.begin(self.state.prompts, decode, watched=not isinstance(command, c.Ladder))
         self.results.begin()
-        self.background.hold()
-        work = jobs.after_quiet(self.background.wait_quiet, jobs.where_it_is(model, work))
-        self._submit(c.name_of(type(command)), work)
+        self._submit_alone(c.name_of(type(command)), model, work)
 
     def _work(self, command: Jobs, model: Model) -> Work:
         """What a command asks of the engine thread; EETError where it cannot be done."""
         match command:
             case c.Run():
-                return self._job(model).run()
+                return self._job(model).run
             case c.Compare():
-                return self._job(model).compare(self.results.pinned_recipe(self.state.kind))
+                return partial(self._job(model).compare, self.results.pinned_recipe(self.state.kind))
             case c.Ladder():
-                return self._job(model).ladder()
+                if not len((job := self._job(model)).recipe):
+                    raise RecipeError(jobs.NOTHING_ON)
+                return job.ladder
             case c.MeasureTicked():
                 before, after = self.results.ticked_recipes(self.state.kind)
-                return replace(self._job(model), recipe=after).compare(before)
+                return partial(replace(self._job(model), recipe=after).compare, before)
             case c.TakeTimeline():
                 return self.results.timeline(model)
 
@@ -263,6 +266,10 @@ class Controller:
             raise PromptError(in_labels(why))
         state = self.state
         return jobs.Job(model, list(state.prompts), state.recipe(), state.settings(model), state.repeats or None)
+
+    def _submit_alone(self, name: str, model: Model, work: Work) -> None:
+        self.background.hold()
+        self._submit(name, jobs.undisturbed(model, self.background.wait_quiet, work))
 
     def _submit(self, name: str, work: Work) -> None:
         self.status.forgive()

@@ -85,30 +85,24 @@ Event: TypeAlias = Progress | Named | Phase | Stepped | Kept | Partial | Finishe
 
 
 class Feed:
-    """What a job tells: each method only appends to a queue."""
+    """What a job tells: it only appends to a queue. Methods of their own are what is called back with."""
 
     def __init__(self, events: SimpleQueue[Event]) -> None:
         self._events = events
         self._engine: Engine | None = None
         self._weights_bytes = self.loaded_bytes = 0
 
+    def tell(self, event: Event) -> None:
+        self._events.put(event)
+
     def progress(self, done: int, total: int, text: str = "") -> None:
-        self._events.put(Progress(done, total, text))
-
-    def named(self, names: Sequence[str]) -> None:
-        self._events.put(Named(names))
-
-    def phase(self, text: str, series: int = 1, watched: bool = True) -> None:
-        self._events.put(Phase(text, series, watched))
+        self.tell(Progress(done, total, text))
 
     def step(self, event: StepEvent) -> None:
-        self._events.put(Stepped(event))
+        self.tell(Stepped(event))
 
     def partial(self, result: Comparison | Ladder) -> None:
-        self._events.put(Partial(result))
-
-    def keep(self, series: int, memory: RunMemory) -> None:
-        self._events.put(Kept(series, memory))
+        self.tell(Partial(result))
 
     def engine(self, engine: Engine | None) -> None:
         """The engine that runs now; None after it has been closed."""
@@ -141,12 +135,11 @@ Work = Callable[[Feed, threading.Event], Any]
 class EngineThread:
     """One thread, one job at a time. `events` is where the ui thread reads."""
 
-    def __init__(self, num_threads: int | None = None) -> None:
+    def __init__(self) -> None:
         self.events: SimpleQueue[Event] = SimpleQueue()
         self.feed = Feed(self.events)
         self.cancel = threading.Event()
         self._jobs: SimpleQueue[tuple[str, Work] | None] = SimpleQueue()
-        self._num_threads = num_threads or num_cpu_threads()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
@@ -171,7 +164,7 @@ class EngineThread:
 
     def _run(self) -> None:
         # torch's setting is per thread: one made elsewhere does not hold here. A core is left to the page and the ui.
-        torch.set_num_threads(self._num_threads)
+        torch.set_num_threads(num_cpu_threads())
         # Of pandas, plotly uses whatever another thread has imported so far, and fails on half of it. A job may import
         # it, with PyTorch's compiler.
         import pandas  # noqa: F401

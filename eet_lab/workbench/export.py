@@ -16,7 +16,7 @@ from eet_lab.errors import ResultError
 from eet_lab.figures import theme
 from eet_lab.figures.outputs import CONFIG, show
 from eet_lab.figures.results import plot
-from eet_lab.figures.theme import stylesheet
+from eet_lab.figures.script import style
 from eet_lab.paths import write_whole
 from eet_lab.words import visible
 from eet_lab.workbench.rows import Result
@@ -40,7 +40,7 @@ class Report:
     def _ipython_display_(self) -> None:
         figures = plot(self.result, "all")
         assert isinstance(figures, dict)
-        display(HTML(stylesheet() + overview(self.result)))
+        display(HTML(_style() + overview(self.result)))
         for fig in figures.values():
             show(fig)
 
@@ -72,7 +72,7 @@ def page(result: Result) -> str:
     where = f"{environment.model_label}; {environment.dtype} on {environment.origin}"
     return PAGE.format(
         title=escape(title),
-        style=stylesheet(),
+        style=_style(),
         plotlyjs=get_plotlyjs(),
         where=escape(where),
         overview=overview(result),
@@ -90,9 +90,12 @@ def write_page(result: Result, path: Path) -> Path:
     return path
 
 
+def _style() -> str:
+    return f"{theme.stylesheet()}<style>{style('Export')}</style>"
+
+
 def _figure(fig: Any) -> str:
-    config: Mapping[str, Any] = {**CONFIG, "responsive": True}
-    return plotly.io.to_html(fig, full_html=False, include_plotlyjs=False, config=dict(config))
+    return plotly.io.to_html(fig, full_html=False, include_plotlyjs=False, config={**CONFIG, "responsive": True})
 
 
 def _tile(tile: Mapping[str, Any]) -> str:

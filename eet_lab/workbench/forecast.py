@@ -23,8 +23,8 @@ MOVED = 0.05
 """The share of free memory that may come or go before a forecast is asked for again."""
 ENGINES = "both engines, which are kept so that they can be timed in turn"
 CHECK = (
-    "the most that is needed beside them: to check the output, one more run and a pass at higher precision; for lossy "
-    "recipes, to read held-out text; on a CPU, the buffer by which the speed of memory is measured"
+    "at most, for checking the output (one more run, and a pass in higher precision), reading held-out text (lossy "
+    "recipes), and measuring the speed of memory (on a CPU)"
 )
 LADDER = "Ladder may keep more engines at a time, for the recipes in between, which this forecast leaves out"
 COLORS = {"weights": WEIGHTS, "KV cache": KV, "its growth": "#93b8f8", "activations": ARENA, "workspace": SPARE}
@@ -136,7 +136,7 @@ def _on_compare(compare: CompareForecast, free_bytes: int) -> str:
         return f"Compare does not fit: it needs {need}, {sized(less)} too much. Use fewer prompts or new tokens."
     return (
         f"Compare fits too: {need}, of which {sized(compare.engine_bytes)} for {ENGINES}, and "
-        f"{sized(compare.check_bytes)} for {CHECK}. {LADDER}."
+        f"{sized(compare.check_bytes)} {CHECK}. {LADDER}."
     )
 
 

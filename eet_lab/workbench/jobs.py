@@ -1,4 +1,4 @@
-"""What the engine thread can be asked to do. Each function returns `work(feed, cancel)`."""
+"""What the engine thread can be asked to do: what ends in `feed, cancel` is work for it, once the rest is given."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from eet_lab.bench.timeline_steps import timelines
 from eet_lab.devices import present
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.errors import Cancelled, EETError, PromptError, RecipeError
+from eet_lab.errors import Cancelled, EETError, PromptError
 from eet_lab.figures.results import pair_names
 from eet_lab.labels import short_form
 from eet_lab.models import Model, load
 from eet_lab.models.transcript import Decode, ended_by
 from eet_lab.progress import Cancel
 from eet_lab.technique import Recipe
-from eet_lab.workbench.engine_thread import Feed, Work
+from eet_lab.workbench.engine_thread import Feed, Kept, Named, Phase, Work
 from eet_lab.workbench.live import NAMES
 
 BASELINE = "baseline"
@@ -62,16 +62,12 @@ def loading(name: Any) -> str:
     return f"loading the model {name if isinstance(name, str) else type(name).__name__}"
 
 
-def load_model(name: Any, device: str, dtype: str | None) -> Work:
+def load_model(name: Any, device: str, dtype: str | None, feed: Feed, cancel: threading.Event) -> Model:
     """Load a model."""
-
-    def work(feed: Feed, cancel: threading.Event) -> Model:
-        feed.progress(0, 0, loading(name))
-        model = load(name, device=device, dtype=dtype)
-        model.decoder  # noqa: B018  an encoder says here that it cannot generate
-        return model
-
-    return work
+    feed.progress(0, 0, loading(name))
+    model = load(name, device=device, dtype=dtype)
+    model.decoder  # noqa: B018  an encoder says here that it cannot generate
+    return model
 
 
 @dataclass(frozen=True)
@@ -104,83 +100,65 @@ class Job:
         settings = Settings.of(**{**result.settings, "stop": tuple(stop)})
         return cls(model, result.prompts, Recipe.parse(result.selection.recipe, model.device), settings)
 
-    def run(self) -> Work:
+    def run(self, feed: Feed, cancel: threading.Event) -> bench.Run:
         """Generate once, watched."""
         model, recipe, settings = self.model, self.recipe, self.settings
+        job = bench.RunInputs.of(model, self._rows(), 1, vars(settings))
+        engine, begun = Engine(model.decoder, recipe.check(model.device, model.config).parts), time.perf_counter()
+        try:
+            engine.prepare(feed.progress, cancel)
+            prepare_s = time.perf_counter() - begun
+            feed.engine(engine)
+            feed.progress(0, 1)  # one unit, whose steps are told; building was another count
+            series, counter = 1 if recipe else 0, TorchCounter(model.device)
+            feed.tell(Named([BASELINE, short_form(str(recipe), model.device)] if recipe else NAMES))
+            feed.tell(Phase(f"running {short_form(str(recipe), model.device)}", series))
+            run = bench.watched(engine, recipe, job, feed.step, cancel, prepare_s)
+            feed.tell(Kept(series, RunMemory.of(engine, counter.read())))
+        finally:
+            engine.close()
+        return run
 
-        def work(feed: Feed, cancel: threading.Event) -> bench.Run:
-            job = bench.RunInputs.of(model, self._rows(), 1, vars(settings))
-            engine, begun = Engine(model.decoder, recipe.check(model.device, model.config).parts), time.perf_counter()
-            try:
-                engine.prepare(feed.progress, cancel)
-                prepare_s = time.perf_counter() - begun
-                feed.engine(engine)
-                feed.progress(0, 1)  # one unit, whose steps are told; building was another count
-                series, counter = 1 if recipe else 0, TorchCounter(model.device)
-                feed.named([BASELINE, short_form(str(recipe), model.device)] if recipe else NAMES)
-                feed.phase(f"running {short_form(str(recipe), model.device)}", series)
-                run = bench.watched(engine, recipe, job, feed.step, cancel, prepare_s)
-                feed.keep(series, RunMemory.of(engine, counter.read()))
-            finally:
-                engine.close()
-            return run
-
-        return work
-
-    def compare(self, baseline: Recipe) -> Work:
+    def compare(self, baseline: Recipe, feed: Feed, cancel: threading.Event) -> bench.Comparison:
         """`baseline` against the recipe: checked, watched, timed in turn."""
         model, recipe = self.model, self.recipe
+        feed.tell(Named(pair_names([str(baseline), str(recipe)], model.device)))
+        present, counter = (0, ""), TorchCounter(model.device)
+        begun: Counter[str] = Counter()  # of each phase, how many subjects have entered it
+        first_runs: dict[tuple[int, str], TorchCalls | None] = {}
+        watched: list[Engine] = []
 
-        def work(feed: Feed, cancel: threading.Event) -> bench.Comparison:
-            feed.named(pair_names([str(baseline), str(recipe)], model.device))
-            present, counter = (0, ""), TorchCounter(model.device)
-            begun: Counter[str] = Counter()  # of each phase, how many subjects have entered it
-            first_runs: dict[tuple[int, str], TorchCalls | None] = {}
-            watched: list[Engine] = []
+        def on_phase(phase: str, about: str) -> None:
+            nonlocal present, counter
+            # A warm-up ends where the next phase begins.
+            first_runs.setdefault(present, counter.read(frees=False))
+            if watched:  # that run is over: its cache has grown to its end, which a warm-up's may not have
+                feed.tell(Kept(present[0], RunMemory.of(watched.pop(), first_runs[present])))
+            # Both may have one recipe, but each warms up and is watched once, the baseline first.
+            series = min(begun[phase], 1) if phase in ("warm-up", "watched") else int(about == str(recipe))
+            begun[phase] += 1
+            present, counter = (series, about), TorchCounter(model.device)
+            label = short_form(about, model.device)
+            feed.tell(Phase(f"{PHASES.get(phase, phase)}: {label}", present[0], phase == "watched"))
 
-            def on_phase(phase: str, about: str) -> None:
-                nonlocal present, counter
-                # A warm-up ends where the next phase begins.
-                first_runs.setdefault(present, counter.read(frees=False))
-                if watched:  # that run is over: its cache has grown to its end, which a warm-up's may not have
-                    feed.keep(present[0], RunMemory.of(watched.pop(), first_runs[present]))
-                # Both may have one recipe, but each warms up and is watched once, the baseline first.
-                series = min(begun[phase], 1) if phase in ("warm-up", "watched") else int(about == str(recipe))
-                begun[phase] += 1
-                present, counter = (series, about), TorchCounter(model.device)
-                label = short_form(about, model.device)
-                feed.phase(f"{PHASES.get(phase, phase)}: {label}", present[0], watched=phase == "watched")
+        def on_engine(engine: Engine) -> None:
+            feed.engine(engine)
+            watched.append(engine)
 
-            def on_engine(engine: Engine) -> None:
-                feed.engine(engine)
-                watched.append(engine)
+        told: dict[str, Any] = {"on_step": feed.step, "on_phase": on_phase, "on_engine": on_engine}
+        return bench.compare(model, self._rows(), recipe, baseline=baseline, **told, **self._common(feed, cancel))
 
-            told: dict[str, Any] = {"on_step": feed.step, "on_phase": on_phase, "on_engine": on_engine}
-            return bench.compare(model, self._rows(), recipe, baseline=baseline, **told, **self._common(feed, cancel))
+    def ladder(self, feed: Feed, cancel: threading.Event) -> bench.Ladder | None:
+        """The recipe's techniques added one by one, then left out one by one."""
+        feed.tell(Phase(PHASES["measured"], watched=False))
+        found = bench.ladder(self.model, self._rows(), self.recipe, **self._common(feed, cancel))
+        return found if found.rungs else None  # stopped before anything was measured
 
-        return work
-
-    def ladder(self) -> Work:
-        """The recipe's techniques added one by one, then left out one by one; RecipeError where it has none."""
-        if not len(self.recipe):
-            raise RecipeError(NOTHING_ON)
-
-        def work(feed: Feed, cancel: threading.Event) -> bench.Ladder | None:
-            feed.phase(PHASES["measured"], watched=False)
-            found = bench.ladder(self.model, self._rows(), self.recipe, **self._common(feed, cancel))
-            return found if found.rungs else None  # stopped before anything was measured
-
-        return work
-
-    def timeline(self, baseline: Recipe) -> Work:
+    def timeline(self, baseline: Recipe, feed: Feed, cancel: threading.Event) -> Any:
         """The timeline of one decode step, of `baseline` and of the recipe."""
-
-        def work(feed: Feed, cancel: threading.Event) -> Any:
-            feed.phase("recording the timeline of a step", watched=False)
-            told: dict[str, Any] = {"progress": feed.progress, "cancel": cancel, **vars(self.settings)}
-            return timelines(self.model, self._rows(), self.recipe, baseline=baseline, **told)
-
-        return work
+        feed.tell(Phase("recording the timeline of a step", watched=False))
+        told: dict[str, Any] = {"progress": feed.progress, "cancel": cancel, **vars(self.settings)}
+        return timelines(self.model, self._rows(), self.recipe, baseline=baseline, **told)
 
     def _rows(self) -> list[list[int]]:
         return [token_ids(self.model, prompt) for prompt in self.prompts]
@@ -191,23 +169,17 @@ class Job:
         return {"repeats": self.repeats, **told, **vars(self.settings)}
 
 
-def where_it_is(model: Model, work: Work) -> Work:
-    """The same work with the model's GPU as the present one of torch, on whatever thread it is done."""
+def undisturbed(model: Model, wait_quiet: Callable[[Cancel], bool], work: Work) -> Work:
+    """The same work with the model's GPU as torch's present one, once nothing else computes.
 
-    def there(feed: Feed, cancel: threading.Event) -> Any:
-        with present(model.decoder.device):
-            return work(feed, cancel)
+    Cancelled if that was not waited for.
+    """
 
-    return there
-
-
-def after_quiet(wait_quiet: Callable[[Cancel], bool], work: Work) -> Work:
-    """The same work, once nothing else computes; Cancelled if that was not waited for."""
-
-    def undisturbed(feed: Feed, cancel: threading.Event) -> Any:
+    def alone(feed: Feed, cancel: threading.Event) -> Any:
         feed.progress(0, 0, "waiting for work in the background")
         if not wait_quiet(cancel):
             raise Cancelled("It was stopped before it began.")
-        return work(feed, cancel)
+        with present(model.decoder.device):
+            return work(feed, cancel)
 
-    return undisturbed
+    return alone

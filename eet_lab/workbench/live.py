@@ -240,9 +240,11 @@ class TopRow:
 
 
 def _called(result: Result) -> Sequence[str]:
-    """What the runs are called; of a single one the baseline's line stays empty."""
+    """What the runs are called; of a single one the other's line stays empty."""
     if isinstance(result, Comparison):
         recipes = [result.baseline.recipe, result.selection.recipe]
+    elif result.recipe == NAMES[0]:
+        return NAMES
     else:
         recipes = ["", result.recipe]
     return pair_names(recipes, result.environment.device_kind)
@@ -251,7 +253,7 @@ def _called(result: Result) -> Sequence[str]:
 def _watched(result: Result) -> dict[str, Measurement]:
     """What was measured of the runs that were watched, under the names that their samples have."""
     if isinstance(result, Run):
-        return {NAMES[-1]: result.measurement}
+        return {NAMES[result.recipe != NAMES[0]]: result.measurement}
     pair = (result.baseline, result.selection) if isinstance(result, Comparison) else ()
     return dict(zip(NAMES, pair, strict=False))
 
@@ -269,14 +271,16 @@ IDLE_LOOKS = 5
 class Device:
     """Owns the sampler thread; only the ui thread calls it. `probes` must be safe on any thread."""
 
-    def __init__(self, live: Live, probes: Mapping[str, Callable[[], float]]) -> None:
-        self._live, self._probes = live, probes
-        self._sampler: Sampler | None = None
-        self._seen, self._looks, self._start = 0, 0, 0.0
+    def __init__(self, live: Live, probes: Mapping[str, Callable[[], float]], device: str) -> None:
+        self._live, self._probes, self._looks = live, probes, 0
+        self._open(device)
 
     def watch(self, device: str) -> None:
         """Sample "cpu", "cuda" or "cuda:1" from now on, in empty charts."""
         self.close()
+        self._open(device)
+
+    def _open(self, device: str) -> None:
         on_gpu, probes = kind_of(device) == "cuda", dict(self._probes)
         if on_gpu:
             probes["torch_allocated_bytes"] = lambda: float(torch.cuda.memory_allocated(device))
@@ -289,7 +293,7 @@ class Device:
     def look(self, all_of_it: bool) -> None:
         """Show what was sampled since the last look: everything, or now and then the newest."""
         self._looks += 1
-        if self._sampler is None or not (all_of_it or self._looks % IDLE_LOOKS == 0):
+        if not all_of_it and self._looks % IDLE_LOOKS:
             return
         samples, self._seen = self._sampler.since(self._seen)
         self._live.push_samples(samples if all_of_it else samples[-1:], self._start)
@@ -297,24 +301,19 @@ class Device:
 
     def rest(self, resting: bool) -> None:
         """Leave the device alone, or go on."""
-        if self._sampler is not None:
-            (self._sampler.pause if resting else self._sampler.resume)()
+        (self._sampler.pause if resting else self._sampler.resume)()
 
     def mark(self) -> int:
         """Now, as `recording` wants it."""
-        return self._sampler.since()[1] if self._sampler is not None else 0
+        return self._sampler.since()[1]
 
     def recording(self, since: int) -> dict[str, Any]:
         """What was sampled since a mark, as it can be saved and replayed."""
-        if self._sampler is None:
-            return {}
         return record(self._sampler.source, self._sampler.since(since)[0])
 
     def close(self) -> None:
         """End the sampler's thread."""
-        if self._sampler is not None:
-            self._sampler.close()
-            self._sampler = None
+        self._sampler.close()
 
 
 class Watching:

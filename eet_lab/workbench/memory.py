@@ -66,10 +66,10 @@ class MemoryTab:
         """The planners' plans; late ones, of another result or pass, are dropped."""
         if answer.key != self._asked:
             return
+        _, run, phase = answer.key
+        self._placed[run, phase] = answer.value or []
         if answer.error is not None:
             raise answer.error
-        _, run, phase = answer.key
-        self._placed[run, phase] = answer.value
 
     def picks(self) -> list[dict[str, Any]]:
         """The lists to choose from, for the page."""
@@ -96,7 +96,7 @@ class MemoryTab:
     def tables(self) -> list[dict[str, Any]]:
         """Planners side by side, and what each run's KV cache was and how often it asked the driver."""
         placed = self._named()
-        notes = [] if placed else ["Asking the other planners…"]
+        notes = [] if self._key in self._placed else ["Asking the other planners…"]
         facts = {"head": ["", *self.runs], "rows": _facts(self.runs), "notes": []}
         return [{"head": list(HEAD), "rows": lines(placed), "notes": notes}, facts]
 

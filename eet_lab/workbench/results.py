@@ -6,6 +6,7 @@ from base64 import b64decode
 from binascii import Error as NotBase64
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from eet_lab.bench import Comparison, Ladder
@@ -100,7 +101,7 @@ class Results:
         if not isinstance(self.latest, Comparison):
             raise ResultError("There is no comparison to take a timeline of: press Compare first.")
         job = Job.of(self.latest, model)
-        return job.timeline(Recipe.parse(self.latest.baseline.recipe, model.device))
+        return partial(job.timeline, Recipe.parse(self.latest.baseline.recipe, model.device))
 
     def put_timelines(self, taken: Timelines | None) -> None:
         """Timelines of a step of the newest comparison: no other job can have ended meanwhile."""

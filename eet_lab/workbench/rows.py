@@ -151,15 +151,9 @@ def end(result: Result) -> Measurement | None:
 
 def facts(m: Measurement) -> dict[str, str]:
     """What two runs are held side by side by."""
-    return {name: "–" if (text := read(m)) is None else text for name, read in MEASURED}
-
-
-MEASURED: tuple[tuple[str, Callable[[Measurement], str | None]], ...] = (
-    ("time to first token", lambda m: ms_words(m.ttft_ms.p50) if m.ttft_ms else None),
-    ("time per token", lambda m: ms_words(m.tpot_ms.p50) if m.tpot_ms else None),
-    ("end to end", lambda m: ms_words(m.total_ms.p50) if m.total_ms else None),
-    ("peak memory", lambda m: amount(m.memory["peak"])),
-)
+    times = {"time to first token": m.ttft_ms, "time per token": m.tpot_ms, "end to end": m.total_ms}
+    told = {name: "–" if spread is None else ms_words(spread.p50) for name, spread in times.items()}
+    return {**told, "peak memory": amount(m.memory["peak"])}
 
 
 def _same(result: Result) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
@@ -145,20 +145,19 @@ def simulated(asked: Asked, table: CostTable, progress: Progress, cancel: Cancel
     return found
 
 
-def against_load(asked: Asked, table: CostTable, progress: Progress, cancel: Cancel) -> dict[str, Sequence[LoadPoint]]:
+def against_load(asked: Asked, table: CostTable, progress: Progress, cancel: Cancel) -> Mapping[str, list[LoadPoint]]:
     """The same requests at several rates. Errors as above, and Cancelled."""
     policies, rate = asked.chosen(table, asked.traffic(table)), asked.rate_on(table)
     rates = [rate * times for times in LOADS]
-    points = sweep(
+    return sweep(
         lambda each: asked.traffic(table, each / rate), policies, table, rates, progress=progress, cancel=cancel
     )
-    return dict(points)
 
 
 ModelWork: TypeAlias = Callable[[Model, Recipe, Progress, Cancel], Any]
 """Work on a model under a recipe."""
-RunOnModel: TypeAlias = Callable[[str, int, ModelWork, Cancel], None]
-"""Has such work done, until the last is set; its answer comes later, with the number. EETError where it cannot be."""
+RunOnModel: TypeAlias = Callable[[str, ModelWork, Cancel], None]
+"""Has such work done for an action, until the last is set; its answer comes later. EETError where it cannot be."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,21 +193,19 @@ def measure(model: Model, recipe: Recipe, progress: Progress, cancel: Cancel) ->
     return profile(model, serving_recipe(recipe, model), progress=progress, cancel=cancel)
 
 
-def serving(asked: Asked, table: CostTable, on_look: OnLook) -> ModelWork:
+def serve(
+    asked: Asked, table: CostTable, on_look: OnLook, model: Model, recipe: Recipe, progress: Progress, cancel: Cancel
+) -> Measured:
     """Serve what is asked for, and simulate the same over the `table`, which must be the model's own (CostError)."""
-
-    def work(model: Model, recipe: Recipe, progress: Progress, cancel: Cancel) -> Measured:
-        of = table.source
-        wanted = model.name, str(serving_recipe(recipe, model)), model.dtype
-        if (of.model, of.recipe, of.dtype) != wanted:
-            raise CostError(
-                f"The cost table is of {visible(of.model)} in {of.dtype} under {short_form(of.recipe, model.device)}, "
-                f"but {model.name} in {model.dtype} under {short_form(wanted[1], model.device)} would be served. Press "
-                "Measure this model first."
-            )
-        traffic = asked.traffic(table)
-        name, policy = asked.live(table, traffic)
-        served = serve_traffic(model, traffic, policy, table, on_look=on_look, progress=progress, cancel=cancel)
-        return Measured(name, served, simulate_traffic(traffic, policy, table, cancel=cancel))
-
-    return work
+    of = table.source
+    wanted = model.name, str(serving_recipe(recipe, model)), model.dtype
+    if (of.model, of.recipe, of.dtype) != wanted:
+        raise CostError(
+            f"The cost table is of {visible(of.model)} in {of.dtype} under {short_form(of.recipe, model.device)}, "
+            f"but {model.name} in {model.dtype} under {short_form(wanted[1], model.device)} would be served. Press "
+            "Measure this model first."
+        )
+    traffic = asked.traffic(table)
+    name, policy = asked.live(table, traffic)
+    served = serve_traffic(model, traffic, policy, table, on_look=on_look, progress=progress, cancel=cancel)
+    return Measured(name, served, simulate_traffic(traffic, policy, table, cancel=cancel))

@@ -15,6 +15,7 @@ from eet_lab.figures import theme
 from eet_lab.figures.live import StripCharts
 from eet_lab.figures.outputs import FigureBox
 from eet_lab.figures.players import ServingFilm
+from eet_lab.figures.script import all_widgets
 from eet_lab.figures.serving import agreement_table, in_words, told_table
 from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.served import Served
@@ -88,7 +89,10 @@ class ServingPage(ActionPage):
             W.Combobox(value=words, options=names, layout=WIDE, continuous_update=False) for words in asked.policies
         ]
         fields = {"requests a second": self._rate, "they come": self._cv, "tokens of each": self._lengths}
-        fields |= {"tokens of an answer": self._answers} if self._decodes else {}
+        if self._decodes:
+            fields["tokens of an answer"] = self._answers
+        else:
+            self._answers.layout.display = "none"
         fields |= {"requests": self._requests, "seed": self._seed, "or a trace, a file": self._trace}
         policies = {f"policy {number}": box for number, box in enumerate(self._policies, 1)}
         self.buttons = {
@@ -99,7 +103,8 @@ class ServingPage(ActionPage):
             "stop": W.Button(description="Stop", disabled=True, tooltip="Stop the simulation, and the film"),
         }
         for action in () if with_model else ("measure", "serve"):
-            self.buttons.pop(action).close()
+            for widget in all_widgets(self.buttons.pop(action)):
+                widget.close()
         for action, button in self.buttons.items():
             button.on_click(lambda _, action=action: put(action))
         self.status = W.HTML(said_words("Press Simulate."))
@@ -112,7 +117,7 @@ class ServingPage(ActionPage):
             [*self.buttons.values(), self.status], layout={**FLOW, "align_items": "center", "margin": "6px 0"}
         )
         parts = [W.HTML(theme.stylesheet()), self._where, *forms, buttons, self.live.box, self.film, self._table]
-        self.box = W.VBox([*parts, self._kept])
+        self.box = W.VBox([*parts, self._kept, *([] if self._decodes else [self._answers])])
 
     def asked(self) -> Asked:
         """What the fields say now."""
@@ -123,9 +128,9 @@ class ServingPage(ActionPage):
             self._seed.value, self._trace.value.strip(),
         )  # fmt: skip
 
-    def put_table(self, table: CostTable, is_example: bool) -> None:
+    def put_table(self, table: CostTable) -> None:
         """Say what a pass takes by now; the rate becomes one that suits it, as do lengths beyond it."""
-        self._where.value = _where(table, is_example)
+        self._where.value = _where(table, is_example=False)
         asked = self.asked()
         try:
             asked.chosen(table, asked.traffic(table))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,7 +35,7 @@ from eet_lab.workbench.serving_jobs import (
     RunOnModel,
     against_load,
     measure,
-    serving,
+    serve,
     simulated,
     usual_policies,
 )
@@ -43,8 +43,6 @@ from eet_lab.workbench.serving_page import ServingPage
 from eet_lab.workbench.threads import Answer, Background
 
 WORK: dict[str, Callable[..., Any]] = {"simulate": simulated, "loads": against_load}
-ON_MODEL = ("measure", "serve")
-"""What needs the model, and the thread that may run it."""
 ORDER = ("agreement", "batches", "loads", "table")
 """The order of figures: what was asked for last is rarely the table."""
 SHOWN_PASSES = 60
@@ -95,30 +93,22 @@ class ServingController(ActionController):
         if look is not None and self.busy:
             self.page.live.push(look)
 
-    def finish(self, value: Any, error: BaseException | None) -> None:
-        """The same for work that `on_model` was given: it is the newest, since nothing begins beside it."""
-        if self._pending is not None:
-            self.take(Answer(self.QUESTION, self._pending[0], value, error))
-
-    def _ask(self, action: str, number: int, asked: Asked, cancel: threading.Event) -> None:
+    def _ask(self, action: str, asked: Asked, cancel: threading.Event) -> None:
         if action in WORK:
-            self._background.ask(self.QUESTION, number, self._simulation(action, asked, cancel))
+            work = partial(WORK[action], asked, self.table, self.progress, cancel)
+            self._background.ask(self.QUESTION, None, work)
             return
         if self._on_model is None:
             raise EETError("There is no model to run. Open the view with one: ServingView(model='demo').")
         if action == "serve" and not self._is_own:
             raise CostError(
-                f"The cost table is an example, of {visible(self.table.source.model)}: there is nothing of this "
-                "model to simulate beside. Press Measure this model first."
+                f"The cost table is an example, of {visible(self.table.source.model)}, so it cannot predict this "
+                "model. Press Measure this model first."
             )
-        work = measure if action == "measure" else serving(asked, self.table, self._take_look)
-        self._on_model(action, number, work, cancel)
+        done = measure if action == "measure" else partial(serve, asked, self.table, self._take_look)
+        self._on_model(action, done, cancel)
         if action == "serve":
             self.page.live.clear()
-
-    def _simulation(self, action: str, asked: Asked, cancel: threading.Event) -> Callable[[], Any]:
-        work, table = WORK[action], self.table
-        return lambda: work(asked, table, self.progress, cancel)
 
     def _take_look(self, look: Look) -> None:
         """The newest look is drawn in the next turn; it is called on the thread that serves."""
@@ -139,7 +129,9 @@ class ServingController(ActionController):
             self.figures["batches"] = batches(value, f"Around the longest queue: {told}", _busiest(value))
             self.page.film.show(value, told)
         if self._loads is not None:
-            self.figures["loads"] = self._against_load(*self._loads)
+            title, points = self._loads
+            measured = {name: [each.point] for name, each in self.measured.items()}
+            self.figures["loads"] = latency_against_load(points, title, measured)
         served = {f"{name}, measured": each.served for name, each in self.measured.items()}
         self.figures = {name: self.figures[name] for name in ORDER if name in self.figures}
         self.page.show(self.results | served, self.figures, self.measured)
@@ -149,12 +141,9 @@ class ServingController(ActionController):
         self.table, self.results, self.measured, self._loads = table, {}, {}, None
         self._is_own = True
         self.page.film.stop()
-        self.page.put_table(table, is_example=False)
+        self.page.put_table(table)
         surface = cost_surface(table, f"What a pass takes, measured: {table.source.model}")
         self.figures = {"table": surface}
-
-    def _against_load(self, title: str, points: Any) -> go.Figure:
-        return latency_against_load(points, title, measured={n: [each.point] for n, each in self.measured.items()})
 
 
 def _busiest(runs: dict[str, Served]) -> tuple[float, float]:
@@ -173,17 +162,6 @@ LENGTHS, ANSWERS, REQUESTS = "8-64", "4-32", 60
 """Requests that any model here has room for; a CPU serves so many in seconds."""
 JOBS = {"measure": "cost_table", "serve": "serving"}
 """What the engine thread calls them."""
-
-
-@dataclass(frozen=True)
-class Either:
-    """Set once one of the two is."""
-
-    first: Cancel
-    second: Cancel
-
-    def is_set(self) -> bool:
-        return self.first.is_set() or self.second.is_set()
 
 
 class ServingTab:
@@ -239,7 +217,7 @@ class ServingTab:
         """Take what the engine thread did for this page; whether it was that."""
         if event.name not in JOBS.values() or self.controller is None:
             return False
-        self.controller.finish(event.value, event.error)
+        self.controller.take(Answer(event.name, None, event.value, event.error))
         return True
 
     def close(self) -> None:
@@ -315,9 +293,7 @@ class ServingView(ActionView):
         self._wait(timeout_s)
         return self.results
 
-    def _run_on_model(self, name: str, number: int, work: ModelWork, cancel: Cancel) -> None:
-        model = self.model
-        assert model is not None
-        self._background.ask(
-            ServingController.QUESTION, number, lambda: work(model, self._recipe, self.controller.progress, cancel)
-        )
+    def _run_on_model(self, name: str, work: ModelWork, cancel: Cancel) -> None:
+        assert self.model is not None
+        done = partial(work, self.model, self._recipe, self.controller.progress, cancel)
+        self._background.ask(ServingController.QUESTION, None, done)

@@ -54,7 +54,7 @@ class UiThread:
         if self._closing.is_set():
             return
         self._end_threads()
-        for widget in [*all_widgets(self._box), self._recovery]:
+        for widget in [*all_widgets(self._box), *all_widgets(self._recovery)]:
             widget.close()
 
     def _end_threads(self) -> None:

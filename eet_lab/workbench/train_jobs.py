@@ -153,8 +153,8 @@ def train_model(
             trainer.resume(asked.place)
             if trainer.num_steps >= asked.steps:
                 raise TrainingError(
-                    f"The checkpoint in {visible(asked.folder)} has {counted(trainer.num_steps, 'step')}, and steps is "
-                    f"{asked.steps:,}, those before it among them. Ask for more steps."
+                    f"The checkpoint in {visible(asked.folder)} already has {counted(trainer.num_steps, 'step')}, and "
+                    f"steps ({asked.steps:,}) counts those too. Ask for more than {trainer.num_steps:,}."
                 )
         on_gpu = model.device == "cuda"
         if on_gpu:

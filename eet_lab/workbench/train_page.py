@@ -72,12 +72,19 @@ FIELDS = {
     "folder": ("checkpoint, a folder", "Written at most ten times a run, and at Stop."),
     "lr": ("learning rate", "How far AdamW moves the weights."),
     "warmup_steps": ("warm-up, steps", "The learning rate rises from 0."),
-    "steps": ("steps", "In all: those before a Resume count."),
+    "steps": ("steps", "The total, including those before a Resume."),
     "batch_rows": ("rows a batch", "A step reads one batch."),
     "row_tokens": ("tokens a row", "{row_tokens}"),
     "dropout": ("dropout, a share", "Of hidden states and attention."),
 }
 """The name of each field, with its unit, and its line of help."""
+TIPS = {
+    "train": "From the model’s own weights",
+    "stop": "Stops within one pass and writes the checkpoint",
+    "resume": "From the last checkpoint",
+    "compare": "The ticked techniques with none, a step of each in turn",
+    "ladder": "The ticked techniques added, and left out, one by one",
+}
 SHARES = ("lr", "dropout")
 """Fields that are no whole numbers."""
 
@@ -114,20 +121,10 @@ class TrainPage(ActionPage):
             W.HBox([box, help_line(box.tooltip)], layout={"align_items": "center"}) for box in self.techniques.values()
         ]
         self.buttons = {
-            "train": W.Button(
-                description="Train", layout=BUTTON, button_style="primary", tooltip="From the model’s own weights"
-            ),
-            "stop": W.Button(
-                description="Stop", layout=BUTTON, disabled=True, tooltip="Within a pass; the checkpoint is written"
-            ),
-            "resume": W.Button(description="Resume", layout=BUTTON, disabled=True),
-            "compare": W.Button(
-                description="Compare", layout=BUTTON, tooltip="The ticked techniques with none, a step of each in turn"
-            ),
-            "ladder": W.Button(
-                description="Ladder", layout=BUTTON, tooltip="The ticked techniques added, and left out, one by one"
-            ),
+            name: W.Button(description=name.capitalize(), layout=BUTTON, tooltip=tip) for name, tip in TIPS.items()
         }
+        self.buttons["train"].button_style = "primary"
+        self.buttons["stop"].disabled = self.buttons["resume"].disabled = True
         for action, button in self.buttons.items():
             button.on_click(lambda _, action=action: put(action))
         self.status = W.HTML(said_words("Press Train."))

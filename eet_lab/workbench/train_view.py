@@ -58,7 +58,7 @@ class TrainController(ActionController):
         if isinstance(answer.error, TrainingError) and action in ("train", "resume") and not self.busy:
             self.page.tell(self._kept())
 
-    def _ask(self, action: str, number: int, asked: TrainAsked, cancel: threading.Event) -> None:
+    def _ask(self, action: str, asked: TrainAsked, cancel: threading.Event) -> None:
         asked.check(self.model)
         work: Callable[..., Any]
         if compares := action in ("compare", "ladder"):
@@ -76,7 +76,7 @@ class TrainController(ActionController):
                 )
             self._looks = SimpleQueue()
             work = partial(train_model, self.model, asked, action == "resume", self._looks.put)
-        self._background.ask(self.QUESTION, number, partial(work, self.progress, cancel))
+        self._background.ask(self.QUESTION, None, partial(work, self.progress, cancel))
         self.page.begin(compares)
 
     def _show(self, action: str, asked: TrainAsked, value: Any) -> None:

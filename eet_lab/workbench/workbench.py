@@ -17,7 +17,7 @@ from IPython.display import HTML
 from eet_lab import devices
 from eet_lab.bench import Comparison, Ladder
 from eet_lab.engine.settings import Settings
-from eet_lab.errors import EETError, PromptError, did_you_mean
+from eet_lab.errors import EETError, PromptError, check_known
 from eet_lab.figures import theme
 from eet_lab.models import Model
 from eet_lab.texts import RecipeLike, read_recipe
@@ -34,13 +34,13 @@ ACTIONS = {name: commands.COMMANDS[name] for name in ("run", "compare", "ladder"
 class Workbench(UiThread):
     """Pick a model and prompts, switch techniques, run, compare, and see where the time and the memory go.
 
-    `model` is what `eet_lab.load` takes. `recipe` is what is switched on at first (all that can run here); where it is
-    given, Compare begins with the baseline, whatever run is pinned, here or elsewhere. `settings` are those of a
-    generation (max_new_tokens, temperature, top_k, top_p, seed). Runs are kept in `folder`. `result` is the last one,
-    and `report()` shows it as a cell's own output, which still shows when the kernel is gone.
+    `model` is what `eet_lab.load` takes. `recipe` is switched on at first (default: all that can run here). If you give
+    one, Compare measures against the baseline until you pin a run here. `settings` are those of a generation
+    (max_new_tokens, temperature, top_k, top_p, seed). Runs are kept in `folder`. `result` is the last one, and
+    `report()` shows it as a cell's own output, which still shows when the kernel is gone.
 
-    A page that is reloaded shows what was saved with the notebook: where that was before the cell ran, run the cell
-    again. Kept runs come back, and a run under way goes on.
+    After a reload the page shows the notebook's last save. If that is older than this cell's run, run the cell again:
+    kept runs come back, and a run under way goes on.
 
     Opening another workbench closes this one, unless it is busy and the new one is asked for with the same words: then
     the same workbench is shown again, as after a reload of the page. `close()` ends its threads. Errors: RecipeError,
@@ -104,9 +104,7 @@ class Workbench(UiThread):
         While the model is still loading, the action waits for it. EETError for another action, after `close`, and
         while something else runs.
         """
-        if action not in ACTIONS:
-            known = f"{', '.join(list(ACTIONS)[:-1])} and {list(ACTIONS)[-1]}"
-            raise EETError(f"There is no action {action!r}.{did_you_mean(action, ACTIONS)} Actions are {known}.")
+        check_known(EETError, "action", action, ACTIONS)
         self._check_open(action)
         if action != "stop" and self.controller.busy and self.controller.model is not None:
             raise EETError(f"{action} cannot start while something runs. Wait for it with wait(), or press('stop').")

@@ -28,8 +28,8 @@ from eet_lab.figures.live import StripChart
 from eet_lab.lessons import Shown
 from eet_lab.paths import PACKAGE
 one, two = (load_result(PACKAGE / "recorded" / f"h200-{name}-gpt2-xl.json") for name in ("compare", "ladder"))
-box = FigureBox(height=260)
-box.show(plot(two, "waterfall"))
+box = FigureBox()
+box.show(plot(two, "waterfall").update_layout(height=260))
 chart = StripChart(title="steps", unit="ms", series=[{"name": f"run ({n})", "color": theme.SELECTION} for n in (1, 2)])
 chart.push([(0, i / 10, 20.0 + i % 7) for i in range(60)])
 chart.snapshot_now()
@@ -262,7 +262,7 @@ def grow_with_the_type(figures: Lab, page: Any) -> None:
     settled(page, lambda page: "" if page.eval_on_selector_all(words, grown, normal) else f"not 1.5 times {normal}")
     settled(page, lambda page: "" if differing(page, before) > 0.005 else "the chart's own words did not grow")
     # What a hover says is of the bar under the pointer, and the words fit into their boxes.
-    figures.execute("box.show(plot(one, 'memory'))")
+    figures.execute("box.show(plot(one, 'memory').update_layout(height=260))")
     page.wait_for_function(f"() => document.querySelectorAll('{box} .barlayer .point').length > 4")
     for at, name in enumerate(("weights", "weights", "KV cache", "KV cache")):
         page.mouse.move(2, 2)
@@ -270,7 +270,7 @@ def grow_with_the_type(figures: Lab, page: Any) -> None:
         page.locator(f"{box} .barlayer .point").nth(at).hover(force=True)
         settled(page, partial(misread, name=name), seconds=20)
     page.mouse.move(2, 2)
-    figures.execute("box.show(plot(two, 'waterfall'))")
+    figures.execute("box.show(plot(two, 'waterfall').update_layout(height=260))")
     page.evaluate("() => document.querySelector('.eet-bench').classList.remove('eet-large')")
     settled(page, fits)
     look_alike(page, before)

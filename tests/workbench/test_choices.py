@@ -197,6 +197,11 @@ def test_prompts_are_added_edited_and_removed(bench: Workbench) -> None:
     assert prompts(bench)["summary"] == "4, 1 to 6 tokens, 13 pads to equal length"
 
 
+def test_only_the_present_prompts_are_kept_as_tokens(bench: Workbench) -> None:
+    do(bench, *(c.EditPrompt(0, "5 " * length) for length in range(1, 6)))
+    assert len(bench.controller.choices._tokens) == len(PROMPTS)
+
+
 def test_more_prompts_than_the_page_can_show_are_refused(bench: Workbench) -> None:
     do(bench, c.AddPrompts(["1"] * MOST_PROMPTS))
     assert bench.controller.state.prompts == PROMPTS

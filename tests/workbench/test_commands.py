@@ -29,9 +29,9 @@ def test_a_message_is_the_command_that_it_names() -> None:
         ({"command": "explode"}, "not a command"),
         ({"command": ["toggle"]}, "not a command"),
         ({"command": "toggle", "name": "x"}, "without on"),
-        ({"command": "toggle", "name": "x", "on": 1}, "with on 1"),
+        ({"command": "toggle", "name": "x", "on": 1}, "with on = 1, but it must be a bool"),
         ({"command": "add_prompts", "lines": [1]}, "with lines"),
-        ({"command": "edit_prompt", "index": True, "text": ""}, "with index True"),
+        ({"command": "edit_prompt", "index": True, "text": ""}, "with index = True"),
     ],
 )
 def test_what_is_none_is_told(message: Any, words: str) -> None:
@@ -42,7 +42,7 @@ def test_what_is_none_is_told(message: Any, words: str) -> None:
 def test_a_bad_message_leaves_the_workbench_at_work(bench: Workbench) -> None:
     bench.controller.put({"command": "toggle", "name": 5, "on": True})
     turn(bench)
-    assert "with name 5" in errors(bench)
+    assert "with name = 5" in errors(bench)
     bench.controller.put({"command": "dismiss_error"})
     turn(bench)
     assert errors(bench) == ""

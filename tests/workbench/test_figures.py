@@ -207,12 +207,6 @@ def test_a_box_has_its_figures_height_and_plotly_follows_it() -> None:
     assert box.outputs == () and len(box.children) == 1
 
 
-def test_a_box_of_a_given_height_leaves_the_figure_as_it_was() -> None:
-    box, fig = FigureBox(height=260), theme.figure(height=420)
-    box.show(fig)
-    assert box.outputs[0]["data"][PLOTLY]["layout"]["height"] == 260 and fig.layout.height == 420
-
-
 def test_a_cells_own_figure_is_bare_json_that_keeps_its_height(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     monkeypatch.setattr(outputs, "display", lambda thing, **_: shown.append(thing))

@@ -83,7 +83,8 @@ def test_a_workbench_that_is_asked_for_a_recipe_counts_no_earlier_pin(comparison
     pinned = kept.add(comparison, {}).id
     kept.pin(pinned)
     for recipe in (None, "pre_padding"):
-        history = Workbench("demo", recipe=recipe, device="cpu", folder=tmp_path).controller.results.history
+        workbench = Workbench("demo", recipe=recipe, device="cpu", folder=tmp_path)
+        history = workbench.controller.results.history
         assert [row.id for row in history.rows() if row.pinned] == ([pinned] if recipe is None else [])
         assert (history.pinned() is None) == (recipe is not None)
     history.look()
@@ -94,6 +95,7 @@ def test_a_workbench_that_is_asked_for_a_recipe_counts_no_earlier_pin(comparison
     history.pin(pinned)
     assert history.pinned().id == pinned == History(tmp_path).pinned().id, "a pin that is set here counts here"
     history.pin(None)
+    workbench.close()
 
 
 def test_names_notes_and_the_pin_survive(comparison: Comparison, tmp_path: Path) -> None:

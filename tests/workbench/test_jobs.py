@@ -9,7 +9,7 @@ import pytest
 
 from eet_lab.engine.settings import Settings
 from eet_lab.technique import Recipe
-from eet_lab.workbench import jobs
+from eet_lab.workbench import engine_thread, jobs
 
 
 class Kept:
@@ -18,8 +18,9 @@ class Kept:
     def __init__(self) -> None:
         self.runs: dict[int, Any] = {}
 
-    def keep(self, series: int, memory: Any) -> None:
-        self.runs[series] = memory
+    def tell(self, event: Any) -> None:
+        if isinstance(event, engine_thread.Kept):
+            self.runs[event.series] = event.memory
 
     def __getattr__(self, name: str) -> Any:
         return lambda *told, **more: None
@@ -29,7 +30,7 @@ def test_the_memory_of_a_compared_recipe_is_that_of_a_whole_run(tiny: Any) -> No
     """On a CPU only two steps have been run when the watched run begins: a KV cache that grows is short then."""
     kept = Kept()
     job = jobs.Job(tiny, ["1 2 3", "4 5"], Recipe.parse("pre_padding"), Settings(max_new_tokens=9), 1)
-    found = job.compare(Recipe())(kept, threading.Event())  # type: ignore[arg-type]
+    found = job.compare(Recipe(), kept, threading.Event())  # type: ignore[arg-type]
     for series, measurement in enumerate((found.baseline, found.selection)):
         assert kept.runs[series].kv.held_bytes == measurement.memory["kv"] > 0
 
@@ -39,5 +40,5 @@ def test_a_run_that_is_stopped_asks_nothing_more_of_git(tiny: Any, monkeypatch: 
     cancel, asked, feed = threading.Event(), list[bool](), Kept()
     monkeypatch.setattr("eet_lab.bench.measured.commit", lambda: asked.append(cancel.is_set()))
     feed.step = lambda event: cancel.set()  # type: ignore[attr-defined]
-    run = jobs.Job(tiny, ["1 2 3"], Recipe(), Settings(max_new_tokens=9)).run()(feed, cancel)  # type: ignore[arg-type]
+    run = jobs.Job(tiny, ["1 2 3"], Recipe(), Settings(max_new_tokens=9)).run(feed, cancel)  # type: ignore[arg-type]
     assert run.stopped and asked == [False]

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from eet_lab.figures.results import runs
+from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench, history
 from eet_lab.workbench import commands as c
-from eet_lab.workbench.history import History
+from eet_lab.workbench.history import LONGEST_NAME, LONGEST_NOTE, History
 from eet_lab.workbench.opened import models_apart
+from eet_lab.workbench.page import VIEWS
 from eet_lab.workbench.rows import KeptRun, file_stem
 from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, SHOWN, runs_state
 from workbench.driving import do, enabled, errors, full, read_all, row, shown, status, turn, turn_until
@@ -186,6 +188,14 @@ def test_two_ticked_runs_stand_side_by_side_without_a_claim(bench: Workbench) ->
     assert {"memory_reuse" in recipe for recipe in recipes} == {True, False}
 
 
+def test_the_page_takes_words_as_long_as_are_kept_and_a_cleared_name_brings_back_the_first(bench: Workbench) -> None:
+    assert f"{{ name: {LONGEST_NAME}, note: {LONGEST_NOTE} }}" in VIEWS["runs"]
+    do(bench, c.Run())
+    [kept] = [each["id"] for each in shown(bench, "runs")["rows"] if each["writable"]]
+    do(bench, c.Rename(kept, "mine"), c.Rename(kept, ""))
+    assert shown(bench, "runs")["rows"][0]["name"] == "Run 1"
+
+
 def test_a_kept_run_that_is_open_is_told_of_by_its_present_name(bench: Workbench) -> None:
     do(bench, c.Run())
     [kept] = [each["id"] for each in shown(bench, "runs")["rows"] if each["writable"]]
@@ -301,6 +311,17 @@ def test_an_earlier_run_has_its_own_charts_too(bench: Workbench) -> None:
         assert all(chart.title.endswith("· kept") for chart in page.kept.charts) and len(page.kept.latency.points) == 3
     do(bench, c.OpenRun(newest))
     assert page.live.box.layout.display != "none" and len(page.live.latency.points) == 6
+
+
+def test_a_kept_run_of_the_baseline_has_its_samples_and_its_name(bench: Workbench) -> None:
+    bench.controller.state.choose(Recipe())
+    do(bench, c.Setting("max_new_tokens", 60), c.Run())
+    [kept] = [each["id"] for each in shown(bench, "runs")["rows"] if each["writable"]]
+    do(bench, c.Run(), c.OpenRun(kept))
+    charts = bench.controller.page.kept
+    assert [each["name"] for each in charts.latency.series] == ["baseline", "selection"]
+    assert {line for line, *_ in charts.latency.points} == {0}
+    assert charts.memory.points and charts.memory.note == ""
 
 
 def test_compare_is_held_against_the_pinned_run(bench: Workbench) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,10 +103,10 @@ def test_torchs_calls_of_the_driver_are_those_of_each_first_run(
         told = [events.get() for _ in range(events.qsize())]
         return [event.memory for event in told if isinstance(event, Kept)]
 
-    [run] = kept(job.run())
+    [run] = kept(job.run)
     assert run.torch_calls == TorchCalls(3, 0)
     assert run.facts()["torch's calls of the driver in the first run"] == "3 allocations, 0 frees"
-    both = kept(job.compare(Recipe()))
+    both = kept(partial(job.compare, Recipe()))
     assert [each.torch_calls for each in both] == [TorchCalls(3, None)] * 2
     assert "Compare empties torch's cache" in both[0].facts()["torch's calls of the driver in the first run"]
 
@@ -130,6 +132,19 @@ def test_planners_of_the_result_before_are_not_shown_for_this_one() -> None:
     assert not tab._placed
     tab.answered(present)
     assert {each.plan.lower_bound_bytes for each in tab._placed["selection", "prefill"] if each.plan} == {25600}
+
+
+def test_planners_that_fail_are_told_once_and_not_waited_for() -> None:
+    asked: list[Any] = []
+    tab = MemoryTab(SimpleNamespace(ask=lambda name, key, work: asked.append(key)))  # type: ignore[arg-type]
+    tab.put_up({"selection": kept(256)})
+    tab.open = True
+    tab.turn(busy=False)
+    assert "Asking" in str(tab.tables())
+    with pytest.raises(ZeroDivisionError):
+        tab.answered(Answer("planners", asked[0], None, ZeroDivisionError()))
+    tab.turn(busy=False)
+    assert "Asking" not in str(tab.tables()) and len(asked) == 1
 
 
 def kept(num_bytes: int) -> RunMemory:

@@ -6,12 +6,16 @@ import threading
 import time
 from typing import Any
 
+import ipywidgets as W
 import pytest
+from cost_tables import TURBO_2060
 
 from eet_lab.errors import ModelError, PromptError, RecipeError
 from eet_lab.workbench import Workbench, engine_thread
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.rows import SIDECAR
+from eet_lab.workbench.serving_view import ServingView
+from eet_lab.workbench.train_view import TrainView
 from workbench.driving import PROMPTS, threads
 
 
@@ -27,6 +31,29 @@ def test_a_second_workbench_closes_the_first_with_its_threads(hf_model: Any, tmp
     second.close()
     second.close()
     assert threads() == []
+
+
+def models() -> set[str]:
+    """All that a saved notebook would keep."""
+    return set(W.Widget.get_manager_state()["state"])
+
+
+def test_a_closed_page_leaves_no_model_behind(hf_model: Any, tmp_path: Any) -> None:
+    before = models()
+    workbench = Workbench(hf_model, PROMPTS, folder=tmp_path, device="cpu", max_new_tokens=4)
+    workbench.wait(30)
+    workbench.controller.put(c.ShowServing(True))
+    workbench.press("run")
+    assert workbench.wait(30) and len(models() - before) > 20
+    view = ServingView(TURBO_2060, requests=20)  # without a model, and so without two of its buttons
+    for action in ("simulate", "loads"):
+        view.press(action)
+        view.wait()
+    view.controller.page._kept.show()  # a place of a figure that none needs any more
+    train = TrainView(workbench.model, steps=2)
+    for page in (workbench, view, train):
+        page.close()
+    assert models() == before
 
 
 def test_the_cell_run_again_in_mid_run_shows_the_same_workbench(hf_model: Any, tmp_path: Any) -> None:
@@ -76,7 +103,7 @@ def test_closing_waits_for_a_turn_that_starts_a_sampler(
 def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A download cannot be stopped."""
     monkeypatch.setattr(engine_thread, "PATIENCE_S", 0.1)
-    busy, downloaded = engine_thread.EngineThread(1), threading.Event()
+    busy, downloaded = engine_thread.EngineThread(), threading.Event()
     busy.submit("load", lambda feed, cancel: downloaded.wait(20))
     begun = time.monotonic()
     busy.close()

@@ -21,7 +21,7 @@ from eet_lab.models.transcript import Transcript
 from eet_lab.progress import Clock
 from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench
-from eet_lab.workbench.choices import State, problem
+from eet_lab.workbench.choices import Choices, State
 from eet_lab.workbench.page import Page
 from eet_lab.workbench.views.chosen import techniques_state
 
@@ -146,7 +146,7 @@ def test_state_explains_conflicts_and_requirements() -> None:
     with pytest.raises(RecipeError):
         state.turn("memory_reuse", "planner", "wurst")
     assert str(state.recipe()) == "memory_reuse:planner=first_fit"
-    assert "No model" in problem(state, None, None)
+    assert "No model" in (Choices(state).problem(None) or "")
 
 
 def test_a_knob_switches_off_what_it_leaves_no_room_for() -> None:

@@ -121,9 +121,7 @@ def test_a_ladder_of_one_rung_can_be_drawn(climbed: Ladder) -> None:
 
 def test_what_is_no_result_is_not_drawn() -> None:
     for other in (None, "a.json", Spread(1, 2, 3)):
-        with pytest.raises(
-            ResultError, match=f"plot draws a Run, a Comparison or a Ladder, .* not {type(other).__name__}"
-        ):
+        with pytest.raises(ResultError, match=f"plot takes a Run, Comparison, .* not {type(other).__name__}"):
             figures.plot(other)
 
 

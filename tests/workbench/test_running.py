@@ -18,7 +18,7 @@ from eet_lab.figures.outputs import PLOTLY
 from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench, jobs
 from eet_lab.workbench import commands as c
-from eet_lab.workbench.engine_thread import Feed
+from eet_lab.workbench.engine_thread import Feed, Named, Progress
 from eet_lab.workbench.sheet import Sheet, SheetContent
 from workbench.driving import do, enabled, errors, shown, status, turn, turn_until
 
@@ -55,8 +55,8 @@ def test_a_text_ends_before_the_token_that_ends_it(bench: Workbench) -> None:
     model, prompts = bench.controller.model, list(bench.controller.state.prompts)
 
     def run(**settings: Any) -> Run:
-        job = jobs.Job(model, prompts, Recipe(), Settings(max_new_tokens=8, **settings)).run()
-        return job(Feed(SimpleQueue()), threading.Event())
+        job = jobs.Job(model, prompts, Recipe(), Settings(max_new_tokens=8, **settings))
+        return job.run(Feed(SimpleQueue()), threading.Event())
 
     end = run().measurement.tokens[0][-1]
     stopped = run(stop=(end,))
@@ -338,12 +338,36 @@ def test_actions_are_never_dropped_without_a_word(bench: Workbench) -> None:
             ask()
 
 
+def test_a_double_click_is_one_press(bench: Workbench) -> None:
+    for command in (c.Run(), c.Compare()):
+        bench.controller.put(command)
+        do(bench, command)
+        assert errors(bench) == "" and shown(bench, "bar")["status"]["kind"] == "plain"
+    bench.controller.put(c.Run())
+    do(bench, c.Compare())
+    assert "compare cannot start" in errors(bench)
+
+
+def test_what_fails_while_it_is_heard_loses_nothing_behind_it(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*told: Any) -> None:
+        raise ZeroDivisionError("no name for it")
+
+    monkeypatch.setattr(bench.controller.watching, "name", fail)
+    for event in (Named(["a", "b"]), Progress(0, 0, "heard all the same")):
+        bench.controller.engine.events.put(event)
+    turn(bench)
+    assert "no name for it" in errors(bench) and bench.controller.status.text == "heard all the same"
+
+
 def test_what_is_pressed_before_the_model_is_there_waits_for_it(hf_model: Any, tmp_path: Any) -> None:
     workbench = Workbench(hf_model, ["5 6"], max_new_tokens=4, folder=tmp_path, device="cpu")
     try:
         workbench.press("run")
+        workbench.controller.put(c.Run())  # a double click
         turn_until(workbench, lambda: workbench.controller.idle)
-        assert isinstance(workbench.result, Run)
+        assert isinstance(workbench.result, Run) and errors(workbench) == ""
     finally:
         workbench.close()
 

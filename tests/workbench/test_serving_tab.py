@@ -16,12 +16,12 @@ from eet_lab.scheduling.cost import DecoderCost
 from eet_lab.serving.live import Look
 from eet_lab.serving.profile import profile
 from eet_lab.technique import Recipe
-from eet_lab.workbench import Workbench, serving_jobs
+from eet_lab.workbench import Workbench, serving_jobs, serving_view
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.serving_jobs import serving_recipe
 from eet_lab.workbench.serving_view import ServingController, ServingView
 from workbench import page_states
-from workbench.driving import do, turn, turn_until
+from workbench.driving import do, errors, turn, turn_until
 from workbench.page_harness import Open, sent, show
 
 PLACES = [".eet-pickers", ".eet-do-run", ".eet-told-block", ".eet-larger", ".eet-left-column", ".eet-live"]
@@ -98,6 +98,31 @@ def test_this_model_is_measured_then_served_beside_its_simulation(
     assert len(tab.results) == 2 and bench.controller.results.latest is None
 
 
+def test_nothing_begins_beside_a_measurement_and_a_double_click_is_one_press(
+    bench: Workbench, tab: ServingController
+) -> None:
+    for action in ("measure", "measure", "simulate"):
+        bench.controller.put(c.PressServing(action))
+    turn_until(bench, lambda: bench.controller.idle)
+    assert isinstance(tab.table, DecoderCost) and tab.results == {} and list(tab.figures) == ["table"]
+    assert errors(bench) == "" and "eet-error" not in tab.page._table.value
+
+
+def test_closing_ends_a_simulation(bench: Workbench, tab: ServingController, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(asked: Any, table: Any, progress: Any, cancel: Any) -> None:
+        begun.set()
+        cancel.wait(20)
+
+    begun = threading.Event()
+    monkeypatch.setitem(serving_view.WORK, "simulate", endless)
+    bench.controller.put(c.PressServing("simulate"))
+    turn(bench)
+    assert begun.wait(10)
+    since = time.monotonic()
+    bench.close()
+    assert time.monotonic() - since < 4
+
+
 def test_stop_ends_serving_from_the_page_and_from_the_bar(bench: Workbench, tab: ServingController) -> None:
     press(bench, "measure")
     for stop in (c.PressServing("stop"), c.Stop()):
@@ -117,9 +142,9 @@ def test_stop_ends_serving_from_the_page_and_from_the_bar(bench: Workbench, tab:
 
 def test_another_model_is_not_served_over_this_ones_table(tiny: Any, bench: Workbench, tab: ServingController) -> None:
     press(bench, "measure")
-    work = serving_jobs.serving(tab.page.asked(), TOY_DECODER, lambda look: None)
+    given: Any = (tab.page.asked(), TOY_DECODER, lambda look: None, bench.model, Recipe(), lambda *step: None)
     with pytest.raises(CostError, match="Press Measure this model first"):
-        work(bench.model, Recipe(), lambda *step: None, threading.Event())  # type: ignore[arg-type]
+        serving_jobs.serve(*given, threading.Event())
 
 
 def test_a_recipe_gets_what_requests_need_to_join_and_keeps_its_knobs(bench: Workbench) -> None:

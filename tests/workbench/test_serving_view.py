@@ -86,7 +86,7 @@ def test_a_trace_takes_the_place_of_what_is_drawn(view: ServingView, tmp_path: P
     page._trace.value = str(tmp_path / "wrong.csv")
     click(view, "simulate")
     assert "wrong.csv, line 2: time is -1" in page._table.value
-    page.put_table(TURBO_2060, is_example=False)
+    page.put_table(TURBO_2060)
     with pytest.raises(TrafficError, match="line 2: time is -1"):
         ServingView(TURBO_2060, trace=tmp_path / "wrong.csv")
     (tmp_path / "long.csv").write_text("0,5\n" * (MOST_REQUESTS + 1))
@@ -166,8 +166,9 @@ def test_stop_ends_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
         view.wait(0.05)
     view.press("stop")
     assert view.wait(10) == {} and "Stopped." in view.controller.page.status.value
-    view.press("simulate")  # and one that is asked for again takes the place of what runs
     view.press("simulate")
+    with pytest.raises(EETError, match="while something runs"):
+        view.press("loads")
     time.sleep(0.3)
     view.close()
     assert eet_threads() == []

@@ -91,7 +91,7 @@ def test_what_is_chosen_is_trained_and_resumed_to_the_bit(view: TrainView, model
     click(view, "train")  # a checkpoint is not written over
     assert "which a new run would write over" in told(view) and view.run is run
     click(view, "resume")
-    assert "has 5 steps, and steps is 5" in told(view)
+    assert "already has 5 steps, and steps (5) counts those too. Ask for more than 5" in told(view)
     page.fields["steps"].value = 7
     click(view, "resume")
     assert view.run is not None and [step.number for step in view.run.steps] == [5, 6]

@@ -222,6 +222,10 @@ def test_a_run_is_renamed_in_place(opened: Open) -> None:
         {"view": "runs", "command": "rename", "id": ids["no graphs"], "text": "without graphs"},
         {"view": "runs", "command": "annotate", "id": ids["before the fix"], "text": ""},
     ]
+    page.click('[aria-label^="Rename no graphs,"]')
+    page.keyboard.press("Delete")
+    page.keyboard.press("Enter")
+    assert sent(page)[-1]["text"] == "", "which brings back the first name"
     recorded = page.locator(f'[aria-label^="Rename {RECORDED}"] >> nth=0')
     assert recorded.get_attribute("aria-disabled") == "true"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from eet_lab.bench import Comparison, Ladder, Measurement, Parity, Run, Spread
-from eet_lab.bench.measured import MiB
+from eet_lab.bench.measured import MiB, p50
 from eet_lab.bench.paired import Change, memory_words
 from eet_lab.bench.tables import layout
 from eet_lab.figures.results import kinds
@@ -214,10 +214,6 @@ def _tile(
     return {"label": label, "value": shown, "unit": unit, "before": before, "change": change, "tip": tip}
 
 
-def _median(spread: Spread | None) -> float | None:
-    return None if spread is None else spread.p50
-
-
 def _timed(
     label: str, result: Comparison | Ladder, key: str, before: Spread | None, after: Spread | None, tip: str = ""
 ) -> dict[str, Any]:
@@ -226,7 +222,7 @@ def _timed(
     tip = " ".join(filter(None, [_how(change), tip]))
     told = {"text": "", "kind": "dim"} if change is None else {"text": change.words(key), "kind": change.kind}
     was = "" if before is None else f"from {brief(before.p50)}"
-    return _tile(label, _median(after), "ms", told, was, tip)
+    return _tile(label, p50(after), "ms", told, was, tip)
 
 
 def _how(change: Change | None) -> str:
@@ -270,7 +266,7 @@ def tiles_apart(first: Measurement, second: Measurement, of_others: str) -> list
     """
     apart = {"text": of_others or "not timed in turn", "kind": "dim"}
     times = [
-        _tile(label, _median(after), "ms", apart, "" if before is None else f"from {brief(before.p50)}")
+        _tile(label, p50(after), "ms", apart, "" if before is None else f"from {brief(before.p50)}")
         for label, before, after in (
             ("Time to first token", first.ttft_ms, second.ttft_ms),
             ("Time per token", first.tpot_ms, second.tpot_ms),
@@ -289,10 +285,10 @@ def tiles_apart(first: Measurement, second: Measurement, of_others: str) -> list
 def _run_tiles(run: Run) -> list[dict[str, Any]]:
     m = run.measurement
     values = (
-        ("Time to first token", _median(m.ttft_ms), "ms"),
-        ("Time per token", _median(m.tpot_ms), "ms"),
+        ("Time to first token", p50(m.ttft_ms), "ms"),
+        ("Time per token", p50(m.tpot_ms), "ms"),
         ("Peak memory", m.memory["peak"] / MiB, "MiB"),
-        ("Throughput", _median(m.tokens_per_s), "tokens/s"),
+        ("Throughput", p50(m.tokens_per_s), "tokens/s"),
     )
     note = {"text": "stopped" if run.stopped else "one run, no interval", "kind": "dim"}
     tip = "For numbers to compare, press Compare."

@@ -13,7 +13,7 @@ export default view((s, ui) => {
   ui.local.state = s;
   return [
     h("div", { class: "eet-bar-row", key: "row" }, 
-      h("div", { class: "eet-brand" }, h("div", { class: "eet-logo" }, "EET ", h("b", null, "Lab")), mode(s, ui)),
+      h("div", null, h("div", { class: "eet-logo" }, "EET ", h("b", null, "Lab")), mode(s, ui)),
       pickers(s, ui), actions(s, ui), told(s, ui), larger(s, ui)),
     banner(s, ui),
     s.error && error(s.error, ui),
@@ -74,7 +74,7 @@ function told(s, ui) {
 
 function mode(s, ui) {
   return button({ class: "eet-soft eet-mode", "aria-pressed": String(!!s.serving), onclick: () => ui.send("show_serving", { on: !s.serving }),
-    title: s.serving ? "Back to the bench" : "Requests that come one by one: simulated, measured, served" }, "Serving");
+    title: s.serving ? "Back to the bench" : "Simulate and measure how this model serves requests that arrive over time" }, "Serving");
 }
 
 function larger(s, ui) {

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
 
 from eet_lab.devices import kind_of
-from eet_lab.errors import EETError, first_line, name_in_words
+from eet_lab.errors import first_line
+from eet_lab.figures.theme import error_state
 from eet_lab.models import PRESETS, Model
 from eet_lab.progress import Clock
 from eet_lab.words import params_words
@@ -201,16 +201,3 @@ def banner(device: str, devices: Sequence[str], recording: str, busy: bool) -> d
 def kept_banner(text: str, back: str) -> dict[str, Any]:
     """The banner above what was kept: which it is, and the way back."""
     return {"text": text, "kind": "plain", "action": {"label": back, "command": {"command": "close_run"}}}
-
-
-def error_state(error: BaseException) -> dict[str, Any]:
-    """What went wrong, readable: errors made for users as they are, others with their traceback in a fold."""
-    if isinstance(error, EETError):
-        cause = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else None
-        return {"title": name_in_words(error), "text": str(error), "details": cause}
-    text = f"{str(error) or 'It carries no message.'} The session goes on; please report this with the details below."
-    return {
-        "title": f"Unexpected: {type(error).__name__}",
-        "text": text,
-        "details": "".join(traceback.format_exception(error)),
-    }

@@ -3,6 +3,7 @@
 //   pin, rename, annotate, delete, open_run, replay, export, compare_ticked, measure_ticked, upload, show_older.
 // hears: file, one that is exported, packed with gzip, to be saved by the browser.
 
+const LONGEST = { name: 80, note: 400 }; // as history.py keeps them
 const FORMATS = [["json", "JSON"], ["csv", "CSV"], ["html", "page"]];
 const HEAD = ["", "Name", "Recipe", "First token", "Per token", "MiB", "Same output?", ""];
 
@@ -104,7 +105,7 @@ function editor(run, what, ui) {
     if (ui.local.editing?.id !== run.id) return;
     ui.local.editing = null;
     const text = target.value.trim();
-    if (keep && text !== run[what] && (text || what === "note")) ui.send(what === "name" ? "rename" : "annotate", { id: run.id, text });
+    if (keep && text !== run[what]) ui.send(what === "name" ? "rename" : "annotate", { id: run.id, text });
     ui.redraw();
   };
   const onkeydown = (event) => {
@@ -115,7 +116,7 @@ function editor(run, what, ui) {
     ui.el.querySelector(`[data-run="${CSS.escape(run.id)}"]`)?.focus();
   };
   return h("input", { key: `edit-${what}`, class: "eet-editor", type: "text", "aria-label": what === "name" ? "New name" : "Note",
-    maxlength: 200, value: run[what], oninput: ({ target }) => { target.eetMineUntil = Infinity; }, onkeydown, onblur: ({ target }) => end(target, true) });
+    maxlength: LONGEST[what], value: run[what], oninput: ({ target }) => { target.eetMineUntil = Infinity; }, onkeydown, onblur: ({ target }) => end(target, true) });
 }
 
 // What a row has opened: "more", or the question whether to "delete"; it stands in a row of its own below, so that no column moves.

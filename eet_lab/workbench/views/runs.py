@@ -75,27 +75,23 @@ def _labels(rows: Sequence[KeptRun]) -> list[str]:
     return found
 
 
+AS_IT_IS = ("id", "name", "recipe", "same", "note", "pinned", "when", "short_when", "writable")
+"""What the page gets of a row as it is."""
+
+
 def _row(row: KeptRun, label: str, ticked: bool, shown: bool, tell_device: bool) -> dict[str, Any]:
     return {
-        "id": row.id,
-        "name": row.name,
+        **{name: getattr(row, name) for name in AS_IT_IS},
         "label": label,
         "kind": "recorded" if row.recorded else row.kind,
         "about": _about(row, tell_device),
         "origin": " · ".join(filter(None, [row.when, row.model, row.device])),
-        "recipe": row.recipe,
         "ttft": _ms(row.ttft_ms),
         "tpot": _ms(row.tpot_ms),
         "mib": "" if row.peak_bytes is None else brief(row.peak_bytes / MiB),
-        "same": row.same,
         "same_kind": VERDICTS[row.same][2] if row.same in VERDICTS else "dim",
-        "note": row.note,
-        "pinned": row.pinned,
         "ticked": ticked,
-        "when": row.when,
-        "short_when": row.short_when,
         "shown": shown,
-        "writable": row.writable,
         "problem": row.problem.removeprefix(f"{row.name} "),
     }
 

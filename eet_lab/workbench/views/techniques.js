@@ -50,7 +50,7 @@ function row(t, here, axis, s, ui) {
   const title = h("button", { class: "eet-tech-title", type: "button", tabIndex: -1, title: t.summary,
     "aria-current": here ? "true" : null, onclick: () => { select(t.name, ui); open(true, ui); } }, t.title);
   const numerics = h("span", { class: `eet-numerics eet-is-${t.numerics.kind}`, title: t.numerics.tip }, t.numerics.text);
-  return h("li", { key: t.name, class: `eet-tech ${here ? "eet-here" : ""} ${t.on ? "eet-on" : ""} ${locked && t.blocked ? "eet-blocked" : ""}` },
+  return h("li", { key: t.name, class: `eet-tech ${here ? "eet-here" : ""} ${locked && t.blocked ? "eet-blocked" : ""}` },
     toggle, title, numerics, effect(t, axis));
 }
 
