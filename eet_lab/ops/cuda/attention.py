@@ -59,6 +59,7 @@ def _beyond(spec: Spec) -> str | None:
     beyond = {
         "a window of tokens that see what comes after them": spec.window is not None and not spec.causal,
         "a scale that is not positive": spec.scale is not None and spec.scale <= 0,
+        "a bias of relative positions": spec.max_distance > 0,
     }
     found = [name for name, there in beyond.items() if there]
     return f"the attention kernels do not take {' or '.join(found)}" if found else None
@@ -347,7 +348,7 @@ def _check_decode(keys: Tensor, split: Split | None) -> None:
     if not allowed:
         raise KernelError(
             f"{split} has {split.blocks} blocks and {split.warps} warps, but a cluster has 1, 2, 4 or 8 blocks, of 4 "
-            "or 8 warps; a stream says nothing of warps. Leave both out, and the launcher chooses."
+            "or 8 warps; with `streams`, leave `warps` at 0. Leave both out, and the launcher chooses."
         )
 
 
