@@ -36,20 +36,25 @@ __device__ inline float activate(float x, int act) {
   }
 }
 
-// Of several at once: the activation is looked up for all of them.
+// Calls all(known) with the activation as a constant: it is looked up for several numbers at once.
+template <typename All>
+__device__ inline void by_activation(int act, All all) {
+  switch (act) {
+    case kGeluTanh: return all(kGeluTanh);
+    case kGelu: return all(kGelu);
+    case kRelu: return all(kRelu);
+    case kSilu: return all(kSilu);
+    case kTanh: return all(kTanh);
+    default: return all(kNone);
+  }
+}
+
 template <int n>
 __device__ inline void activate_all(float (&x)[n], int act) {
-  const auto each = [&](int known) {
+  by_activation(act, [&](int known) {
 #pragma unroll
     for (float& one : x) one = activate(one, known);
-  };
-  switch (act) {
-    case kGeluTanh: return each(kGeluTanh);
-    case kGelu: return each(kGelu);
-    case kRelu: return each(kRelu);
-    case kTanh: return each(kTanh);
-    case kSilu: return each(kSilu);
-  }
+  });
 }
 
 }  // namespace eet
