@@ -17,19 +17,24 @@ __device__ inline float normal_tail(float t) {
   return exp2_of(fmaf(fmaf(fmaf(low, t, -0.45893437f), t, -1.1511378f), t, -1.f));
 }
 
+// ReLU: x or 0, which fmaxf would also make of NaN.
+__device__ inline float positive_of(float x) {
+  float positive;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(positive) : "f"(x));
+  return positive;
+}
+
 // GELU by erf, to 3e-7; beyond 8 it is 0 or x. NaN stays NaN.
 __device__ inline float gelu_of(float x) {
   const float t = fminf(fabsf(x), 8.f), tail = normal_tail(t);
-  float positive;  // x or 0, which fmaxf would also make of NaN
-  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(positive) : "f"(x));
-  return fmaf(-t, tail, positive);
+  return fmaf(-t, tail, positive_of(x));
 }
 
 __device__ inline float activate(float x, int act) {
   switch (act) {
     case kGeluTanh: return 0.5f * x * (1.f + tanh_of(0.7978845608028654f * (x + 0.044715f * x * x * x)));
     case kGelu: return 0.5f * x * (1.f + erff(0.7071067811865476f * x));
-    case kRelu: return fmaxf(x, 0.f);
+    case kRelu: return positive_of(x);
     case kTanh: return tanh_of(x);
     case kSilu: return __fdividef(x, 1.f + exp_of(-x));
     default: return x;
