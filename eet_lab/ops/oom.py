@@ -15,7 +15,7 @@ OTHERS = "Another engine may hold memory: its close() gives it back."
 REMEDY = f"Use fewer or shorter prompts, fewer new tokens, a smaller model, or half precision. {OTHERS}"
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # how torch's message about the CPU's memory names it
 MESSAGES = (CPU_ALLOCATOR, "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "out of memory (CUDA error 2)")
-"""Of torch about the CPU's memory, of the driver about what it allocates itself, of cuBLAS, and of a launch of ours."""
+"""What torch says of the CPU's memory, the driver of what it allocates itself, cuBLAS, and a launch of ours."""
 
 
 @contextmanager
