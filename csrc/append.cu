@@ -59,7 +59,6 @@ extern "C" cudaError_t eet_append(void* out, void* keys, void* values, const voi
     };
     const AppendArgs<Type> a{static_cast<Type*>(out), cache(keys), cache(values), static_cast<const Type*>(qkv), rows,
                              columns, columns_stride, first, count, {H, G, D}};
-    append_kernel<<<T, 128, 0, stream>>>(a);
-    return cudaGetLastError();
+    return eet::launch(append_kernel<Type>, {T, 128, 0, stream}, a);
   });
 }

@@ -55,8 +55,7 @@ extern "C" cudaError_t eet_epilogue(void* out, const void* y, const void* bias, 
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto kernel = N % eet::kVec<Type> ? epilogue_kernel<Type, 1> : epilogue_kernel<Type, eet::kVec<Type>>;
-    kernel<<<T, kBlock, 0, stream>>>(static_cast<Type*>(out), static_cast<const Type*>(y),
-                                     static_cast<const Type*>(bias), static_cast<const Type*>(residual), N, act);
-    return cudaGetLastError();
+    const auto in = [](const void* p) { return static_cast<const Type*>(p); };
+    return eet::launch(kernel, {T, kBlock, 0, stream}, static_cast<Type*>(out), in(y), in(bias), in(residual), N, act);
   });
 }

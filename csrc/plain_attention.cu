@@ -107,6 +107,5 @@ extern "C" cudaError_t eet_plain_attention(void* out, void* keys, void* values, 
   const PlainArgs a{static_cast<float*>(out), cache(keys), cache(values), static_cast<const float*>(qkv),
                     static_cast<const float*>(mask), rows, columns, first, count, num_pad, columns_stride,
                     {H, G, D}, K, eet::most_keys(window), scale, causal != 0};
-  plain_kernel<<<dim3(T, H), kWarps * 32, 0, stream>>>(a);
-  return cudaGetLastError();
+  return eet::launch(plain_kernel, {dim3(T, H), kWarps * 32, 0, stream}, a);
 }

@@ -204,11 +204,8 @@ __global__ void __launch_bounds__(kThreads) prefill_kernel(const PrefillArgs<T> 
 
 template <typename T, int kDim>
 cudaError_t launch_prefill(const PrefillArgs<T>& a, int B, int longest, cudaStream_t stream) {
-  const auto kernel = prefill_kernel<T, kDim>;
-  const int bytes = sizeof(Tiles<T, kDim>);
-  if (cudaError_t error = eet::allow_shared(kernel, bytes)) return error;
-  kernel<<<dim3(eet::ceil_div(longest, kQueries), a.heads.H, B), kThreads, bytes, stream>>>(a);
-  return cudaGetLastError();
+  const dim3 grid(eet::ceil_div(longest, kQueries), a.heads.H, B);
+  return eet::launch(prefill_kernel<T, kDim>, {grid, kThreads, sizeof(Tiles<T, kDim>), stream}, a);
 }
 
 }  // namespace

@@ -188,8 +188,7 @@ extern "C" cudaError_t eet_train_embed(void* out, const int64_t* ids, const int6
                             drop, T, C};
     const int64_t vectors = int64_t(T) * (C / eet::kVec<Type>);
     if (vectors > (1ll << 31) - kThreads) return cudaErrorInvalidValue;
-    embed_kernel<Type><<<int((vectors + kThreads - 1) / kThreads), kThreads, 0, stream>>>(a);
-    return cudaGetLastError();
+    return eet::launch(embed_kernel<Type>, {int((vectors + kThreads - 1) / kThreads), kThreads, 0, stream}, a);
   });
 }
 
@@ -204,9 +203,8 @@ extern "C" cudaError_t eet_train_embed_backward(void* dtable, float* edges, cons
     const BackwardArguments<Type> a{static_cast<Type*>(dtable), edges, static_cast<const Type*>(dout), keys, order,
                                     scale, padding, drop, T, C};
     const int parts = eet::ceil_div(T, kPart), strips = eet::ceil_div(C, 32 * eet::kVec<Type>), warps = min(strips, kWarps);
-    embed_backward_kernel<Type><<<dim3(parts, eet::ceil_div(strips, warps)), 32 * warps, 0, stream>>>(a);
-    if (cudaError_t error = cudaGetLastError()) return error;
-    join_parts_kernel<Type><<<dim3(parts, strips), kThreads, 0, stream>>>(a);
-    return cudaGetLastError();
+    const eet::Launch backward{dim3(parts, eet::ceil_div(strips, warps)), 32 * warps, 0, stream};
+    if (cudaError_t error = eet::launch(embed_backward_kernel<Type>, backward, a)) return error;
+    return eet::launch(join_parts_kernel<Type>, {dim3(parts, strips), kThreads, 0, stream}, a);
   });
 }

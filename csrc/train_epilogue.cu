@@ -196,8 +196,7 @@ extern "C" cudaError_t eet_train_epilogue(void* out, const void* y, const void* 
     const eet::Drop drop{drop_tokens, drop_call, uint32_t(drop_below), drop_scale};
     const Arguments<Type> a{static_cast<Type*>(out), in(y), in(bias), in(residual), drop, act, T, F};
     const auto kernel = gated ? epilogue_kernel<Type, true> : epilogue_kernel<Type, false>;
-    kernel<<<strips<Type>(F, R), 32 * kWarps, 0, stream>>>(a);
-    return cudaGetLastError();
+    return eet::launch(kernel, {strips<Type>(F, R), 32 * kWarps, 0, stream}, a);
   });
 }
 
@@ -213,8 +212,7 @@ extern "C" cudaError_t eet_train_epilogue_backward(void* dy, void* dbias, float*
     const BackwardArguments<Type> a{static_cast<Type*>(dy), dbias ? partial : nullptr, in(dout), in(y), in(bias),
                                     drop, act, T, F};
     const auto kernel = gated ? epilogue_backward_kernel<Type, true> : epilogue_backward_kernel<Type, false>;
-    kernel<<<strips<Type>(F, R), 32 * kWarps, 0, stream>>>(a);
-    if (cudaError_t error = cudaGetLastError()) return error;
+    if (cudaError_t error = eet::launch(kernel, {strips<Type>(F, R), 32 * kWarps, 0, stream}, a)) return error;
     const eet::ColumnSums<Type> sums{{static_cast<Type*>(dbias), nullptr}, partial, R, gated ? 2 * F : F};
     return eet::sum_columns(sums, stream);
   });

@@ -201,8 +201,11 @@ def test_techniques_whose_kernels_do_not_take_a_model_are_left_out_and_refused(o
     for spec, told in (
         (Spec(4, 2, 8, causal=False, window=6), "window of tokens that"),
         (Spec(4, 2, 8, scale=-1.0), "scale"),
+        (Spec(4, 2, 8, max_distance=128), "bias of relative positions"),
     ):
         assert told in cuda.attention.unfit(SimpleNamespace(spec=spec))
+    for wide, told in ((Config(1, 36, 4, 96, V, 8), "has 36"), (Config(1, 32, 4, 100, V, 8), "have 100 inside")):
+        assert told in cuda.norm_linear.unfit(wide) and told in cuda.linear_residual.unfit(wide)
     assert obstacle(known("mask_removal")(), "cuda", qwen3) is None
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from eet_lab.errors import KernelBuildError, KernelError
 from eet_lab.ops.native.launchers import Launcher, Parameter, signatures
@@ -51,9 +51,20 @@ def test_sizes_up_to_the_largest_int_arrive(launcher):
 GIVEN = {"out": 1, "size": 2, "step": 3, "scale": 1.0, "dependent": 0}
 
 
-@pytest.mark.parametrize("wrong", [{"size": 2.5}, {"dependent": "no"}, {"out": 1.5}, {"step": None}, {"scale": "no"}])
-def test_what_is_no_argument_at_all_is_a_type_error(launcher, wrong):
-    with pytest.raises((TypeError, struct.error, ctypes.ArgumentError)):
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"size": 2.5}, "size is 2.5, but C takes a whole number"),
+        ({"dependent": "no"}, "dependent is 'no', but C takes a whole number"),
+        ({"out": 1.5}, r"out is 1.5, but C takes an address, such as x.data_ptr\(\) of a tensor"),
+        ({"out": torch.zeros(2)}, r"out is tensor\(\[0., 0.\]\), but C takes an address"),
+        ({"step": None}, "step is None, but C takes a whole number"),
+        ({"scale": "no"}, "scale is 'no', but C takes a number"),
+        ({"scale": None, "size": 2.5}, "size is 2.5"),
+    ],
+)
+def test_an_argument_of_another_type_is_named(launcher, wrong, says):
+    with pytest.raises(KernelError, match=f"eet_answer: {says}"):
         launcher(**GIVEN | wrong)
     assert launcher.passed == []
 

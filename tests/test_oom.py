@@ -25,6 +25,21 @@ def test_a_remedy_that_fails_does_not_hide_the_error():
         torch.empty(1 << 50, dtype=torch.uint8)
 
 
+@pytest.mark.parametrize(
+    "says",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "eet_norm failed: out of memory (CUDA error 2) (T=1). Leave the technique out that launches it.",
+    ],
+)
+def test_a_library_that_finds_no_memory_is_told_as_torch_is(says):
+    with (
+        pytest.raises(OutOfMemory, match=r"The GPU's .*record could not be allocated \([^.]*\). What was begun"),
+        memory_for("the record"),
+    ):
+        raise RuntimeError(says)
+
+
 def test_other_errors_stay_what_they_are():
     with pytest.raises(RuntimeError, match="no memory of that kind"), memory_for("the record"):
         raise RuntimeError("no memory of that kind")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from eet_lab.errors import TrainingError
@@ -29,6 +32,9 @@ def test_rows_of_text_are_read_once_an_epoch_and_depend_on_the_step_alone(tmp_pa
         (lambda: Rows(range(5), 2, seed=-1), "seed is -1, but it must be a whole number from 0"),
         (lambda: Examples([Example([1, 2])], seed="a"), "seed is 'a'"),
         (lambda: Rows(range(5), 2).batch(-1, 2), "step is -1"),
+        (lambda: Examples(each for each in ()), "examples is <generator .*, but it must be a list, such as"),
+        (lambda: Examples(np.array(3)), r"examples is array\(3\), but it must be a list"),
+        (lambda: Examples(np.array([])), "There are no examples"),
     ):
         with pytest.raises(TrainingError, match=says):
             make()
@@ -39,14 +45,37 @@ def test_rows_of_a_dataset_and_those_that_are_held_out():
     model, texts = load("demo", device="cpu"), ["One.", "Two and three."]
     rows = [Rows.of_texts(model, each, 3) for each in (texts, iter(texts), [{"id": 1, "text": text} for text in texts])]
     assert len({each.ids.tobytes() for each in rows}) == 1
+    for given in ("One.", {"train": ["One."]}):
+        with pytest.raises(TrainingError, match=r"texts is .*One.*, but it must be a list of texts: give \[text\]"):
+            Rows.of_texts(model, given, 3)
     with pytest.raises(TrainingError, match=r'Text 2 is \{.*, but it must be an object with a string as its "text"'):
         Rows.of_texts(model, [{"text": "One."}, {"content": "Two."}], 3)
     learned, held_out = Rows(range(1000), 30).split(0.1)
     assert [learned[0].ids[0], len(learned), held_out[0].ids[0], len(held_out)] == [0, 30, 900, 3]
-    assert len(Rows(range(100), 30).split(1e-3)[1]) == 1
-    for share, says in ((0, "share is 0, but it must be a number above 0"), (0.99, "The text has 0 tokens")):
-        with pytest.raises(TrainingError, match=says):
-            Rows(range(100), 30).split(share)
+    assert learned[28:40] == [learned[28], learned[29]] and learned[-1] == learned[29]
+    for share, held in ((1e-3, 1), (0.99, 2)):
+        assert len(Rows(range(100), 30).split(share)[1]) == held
+    with pytest.raises(TrainingError, match="share is 0, but it must be a number above 0"):
+        Rows(range(100), 30).split(0)
+
+
+def test_an_epochs_order_is_drawn_once(monkeypatch):
+    drawn, draw = [], np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: drawn.append(seed) or draw(seed))
+    rows = Rows(range(1000), 30, seed=4)
+    for step in range(16):  # of 4 in 33 rows, twice
+        rows.batch(step, 4)
+    assert drawn == [(4, 0), (4, 1)]
+
+
+def test_tokens_take_their_own_memory_while_texts_are_read():
+    ids = [*range(1000, 2000)]
+    model = SimpleNamespace(config=SimpleNamespace(eos_id=1), encode=lambda text: ids)
+    tracemalloc.start()
+    rows = Rows.of_texts(model, ("" for _ in range(200)), 10)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 16 * len(rows.ids)
 
 
 def test_files_of_text(tmp_path):

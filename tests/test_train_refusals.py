@@ -8,6 +8,7 @@ import os
 
 import encoders
 import families
+import numpy as np
 import pytest
 import torch
 from test_training import parts
@@ -58,9 +59,18 @@ def test_batches_that_are_none(batches):
 
 def test_a_class_is_not_ignored():
     for label in (IGNORED, 2**63, 2**70):
-        says = f"Example 2 has the label {label}, but labels are from 0 to 2. Leave out an example without one"
+        says = f"Example 2 has the label {label}, but labels are from 0 to 2. An example without a class must be left"
         with pytest.raises(TrainingError, match=says):
             Trainer(encoders.ours("bert-classes").network).step([Example([5, 6], 2), Example([5, 6], label)])
+
+
+def test_a_class_is_a_whole_number_of_any_kind():
+    trainer = Trainer(encoders.ours("bert-classes").network)
+    found = [trainer.gradients([Example([5, 6], label)])[0] for label in (1, np.int64(1), torch.tensor(1))]
+    assert found[0] == found[1] == found[2]
+    for wrong in (True, 1.0, np.float32(1), [1], "1", None):
+        with pytest.raises(TrainingError, match="it must be the number of a class, and not"):
+            trainer.step([Example([5, 6], wrong)])
 
 
 def test_tokens_outside_the_vocabulary():

@@ -81,6 +81,9 @@ def test_what_a_run_cannot_be_is_told():
         with pytest.raises(TrainingError, match=says):
             train(started, **{"rows": rows(0)} | HOW | changes)
     assert started.num_steps == 2
+    shorter = Trainer(families.ours("gpt2").network, lr_schedule="linear", max_steps=6)
+    with pytest.raises(TrainingError, match="max_steps is 7, but .* rate ends at 0 after max_steps=6 of its settings"):
+        train(shorter, rows(0), **HOW)
     with pytest.raises(TrainingError, match=r"must be a Trainer: give Trainer\(model.network\)"):
         train(families.ours("gpt2"), rows(0), **HOW)
 

@@ -17,39 +17,49 @@ __device__ inline float normal_tail(float t) {
   return exp2_of(fmaf(fmaf(fmaf(low, t, -0.45893437f), t, -1.1511378f), t, -1.f));
 }
 
+// ReLU: x or 0, which fmaxf would also make of NaN.
+__device__ inline float positive_of(float x) {
+  float positive;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(positive) : "f"(x));
+  return positive;
+}
+
 // GELU by erf, to 3e-7; beyond 8 it is 0 or x. NaN stays NaN.
 __device__ inline float gelu_of(float x) {
   const float t = fminf(fabsf(x), 8.f), tail = normal_tail(t);
-  float positive;  // x or 0, which fmaxf would also make of NaN
-  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(positive) : "f"(x));
-  return fmaf(-t, tail, positive);
+  return fmaf(-t, tail, positive_of(x));
 }
 
 __device__ inline float activate(float x, int act) {
   switch (act) {
     case kGeluTanh: return 0.5f * x * (1.f + tanh_of(0.7978845608028654f * (x + 0.044715f * x * x * x)));
     case kGelu: return 0.5f * x * (1.f + erff(0.7071067811865476f * x));
-    case kRelu: return fmaxf(x, 0.f);
+    case kRelu: return positive_of(x);
     case kTanh: return tanh_of(x);
     case kSilu: return __fdividef(x, 1.f + exp_of(-x));
     default: return x;
   }
 }
 
-// Of several at once: the activation is looked up for all of them.
+// Calls all(known) with the activation as a constant: it is looked up for several numbers at once.
+template <typename All>
+__device__ inline void by_activation(int act, All all) {
+  switch (act) {
+    case kGeluTanh: return all(kGeluTanh);
+    case kGelu: return all(kGelu);
+    case kRelu: return all(kRelu);
+    case kSilu: return all(kSilu);
+    case kTanh: return all(kTanh);
+    default: return all(kNone);
+  }
+}
+
 template <int n>
 __device__ inline void activate_all(float (&x)[n], int act) {
-  const auto each = [&](int known) {
+  by_activation(act, [&](int known) {
 #pragma unroll
     for (float& one : x) one = activate(one, known);
-  };
-  switch (act) {
-    case kGeluTanh: return each(kGeluTanh);
-    case kGelu: return each(kGelu);
-    case kRelu: return each(kRelu);
-    case kTanh: return each(kTanh);
-    case kSilu: return each(kSilu);
-  }
+  });
 }
 
 }  // namespace eet

@@ -46,6 +46,9 @@ inline int most_keys(int window) { return window > 0 ? window : INT_MAX; }
 
 // The maximum of no scores: finite, so that differences of maxima are numbers, and below every score.
 constexpr float kLowest = -3.4028234e38f;
+// The same of scores that are yet to be scaled: finite times a scale up to 100. A power of two, so that its product is as
+// exact as the scale, and slack is lost beside it.
+constexpr float kUnscored = -0x1p120f;
 
 // 1/x in one instruction, good to 1 ulp.
 __device__ inline float reciprocal(float x) {

@@ -14,8 +14,9 @@
 // complete. So a kernel may let the next begin before its wait only if it is not a step's first, as the linear ones and
 // decode attention do.
 //
-// `num_pad`, block tables and what is known of new requests are written by copies, or by PyTorch's kernels, between steps. Neither is a dependent launch: it
-// begins when all before it have ended, and what comes after it begins when it has ended. So nobody finds half of one.
+// `num_pad`, block tables and what is known of new requests are written by copies, or by PyTorch's kernels, between
+// steps. Neither is a dependent launch: it begins when all before it have ended, and what comes after it begins when it
+// has ended. So nobody finds half of one.
 #pragma once
 
 namespace eet {

@@ -41,11 +41,9 @@ class RowStager {
     }
   }
 
-  // The caller synchronizes before it reads what others wrote.
-  __device__ void stage(T* rows, const T* x, const int64_t* at) { stage<false>(rows, x, at); }
-
-  // kSent: x may be what other blocks are still sending (exchange.cuh), if `sent`.
-  template <bool kSent>
+  // The caller synchronizes before it reads what others wrote. kSent: x may be what other blocks are still sending
+  // (exchange.cuh), if `sent`.
+  template <bool kSent = false>
   __device__ void stage(T* rows, const T* x, const int64_t* at, bool sent = kSent) {
     static_assert(!kSent || kMaxRows <= kWarps, "who receives has one row");
     __shared__ float scratch[2][2][kWarps];

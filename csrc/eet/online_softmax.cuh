@@ -1,6 +1,7 @@
 // A softmax that is kept up to date while scores pass by, in registers.
 #pragma once
 
+#include "eet/attention.cuh"
 #include "eet/reduce.cuh"
 
 namespace eet {
@@ -15,13 +16,11 @@ struct OnlineSoftmax {
   // Of the warp's queries the first `num_queries` exist. The others never ask for a new maximum: no query's bits depend
   // on what lies after its row.
   __device__ OnlineSoftmax(float scale, int num_queries) : exponent(scale * kLog2e), slack(8 / exponent) {
-    // Below every score, and finite: a query may have seen no key yet when another one asks for its first maximum. A power
-    // of two, so that its offset is exact, and slack is lost beside it.
-    constexpr float kNone = -0x1p120f;
     const int g = threadIdx.x % 32 / 4;
-    offset[0] = offset[1] = -kNone * exponent;
-    limit[0] = g < num_queries ? kNone : INFINITY;
-    limit[1] = g + 8 < num_queries ? kNone : INFINITY;
+    // A query may have seen no key yet when another one asks for its first maximum.
+    offset[0] = offset[1] = -kUnscored * exponent;
+    limit[0] = g < num_queries ? kUnscored : INFINITY;
+    limit[1] = g + 8 < num_queries ? kUnscored : INFINITY;
   }
 
   // Scores become weights. True if what was summed before has to be multiplied by `shrink`.

@@ -69,8 +69,8 @@ class PrefillLoader {
     if (lane == 0) barrier_arrive(&s.filled[at.stage]);
   }
 
-  // The last tiles are those of the block's own tokens, and are still there. The map ends at the newest column of all rows, so a
-  // shorter row's last tile reaches beyond its newest column, within its own slot.
+  // The last tiles are those of the block's own tokens, and are still there. The map ends at the newest column of all
+  // rows, so a shorter row's last tile reaches beyond its newest column, within its own slot.
   __device__ void append(RingPlace at, int tile, int num_tiles) {
     for (; tile < num_tiles; ++tile, at.step(P::kStages)) {
       barrier_wait(&s.filled[at.stage], at.parity);

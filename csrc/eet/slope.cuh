@@ -48,21 +48,13 @@ __device__ inline Activated activated(float x, int act) {
   }
 }
 
-// visit(i, activated(x[i])) for several at once: the activation is looked up for all of them.
+// visit(i, activated(x[i])) for several at once.
 template <bool kPrecise, int n, typename Visit>
 __device__ inline void each_activated(const float (&x)[n], int act, Visit visit) {
-  const auto each = [&](int known) {
+  by_activation(act, [&](int known) {
 #pragma unroll
     for (int i = 0; i < n; ++i) visit(i, activated<kPrecise>(x[i], known));
-  };
-  switch (act) {
-    case kGeluTanh: return each(kGeluTanh);
-    case kGelu: return each(kGelu);
-    case kRelu: return each(kRelu);
-    case kSilu: return each(kSilu);
-    case kTanh: return each(kTanh);
-    default: return each(kNone);
-  }
+  });
 }
 
 }  // namespace eet

@@ -145,7 +145,7 @@ class StreamWarp {
  private:
   uint4 q[kSteps];
   float out[kBlocks][4] = {}, sum[4] = {};  // sum: of weights, for heads 2t and 2t+1
-  float exponent, slack, max = kLowest;
+  float exponent, slack, max = kUnscored;
   uint32_t key_at, value_at;
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 };

@@ -236,6 +236,7 @@ def _decode(masked: bool) -> Case:
     if masked:
         return Case("decode_masked_attention", "masked_attention", tuple(shapes), tuple(bench))
     shapes += [decode(RAGGED, *heads, window=40) for heads in HEADS] + [decode((300, 5), 4, 4, 128, scale=0.3)]
+    shapes += [decode((300, 5, 257), 4, 4, D, scale=1.0) for D in (64, 128)]  # a warp's first keys are hidden
     shapes += [decode(RAGGED, 8, 2, 64, window=40, slack=126), decode(RAGGED, 4, 4, 80, window=33, page=16)]
     shapes += [decode(RAGGED, 16, 8, 128, window=33, rope=True, normed=True), decode((9, 20), 4, 2, 96, window=40)]
     for page in (0, 16, 64):  # streams, whose stages a window cuts, or begins with

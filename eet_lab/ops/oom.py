@@ -14,7 +14,8 @@ from eet_lab.errors import OutOfMemory
 OTHERS = "Another engine may hold memory: its close() gives it back."
 REMEDY = f"Use fewer or shorter prompts, fewer new tokens, a smaller model, or half precision. {OTHERS}"
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # how torch's message about the CPU's memory names it
-OF_DRIVER = "CUDA error: out of memory"  # what the driver itself allocates, as for a graph
+MESSAGES = (CPU_ALLOCATOR, "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "out of memory (CUDA error 2)")
+"""What torch says of the CPU's memory, the driver of what it allocates itself, cuBLAS, and a launch of ours."""
 
 
 @contextmanager
@@ -39,15 +40,16 @@ def memory_for(
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         buffer = what if isinstance(what, str) else what()
+        whose = "This machine's" if CPU_ALLOCATOR in str(error) else "The GPU's"
         raise OutOfMemory(
-            f"{_whose(error)} memory is full: {buffer} could not be allocated ({_wanted(error)}). What was begun has "
+            f"{whose} memory is full: {buffer} could not be allocated ({_wanted(error)}). What was begun has "
             f"ended and its memory is free again. {_told(remedy)}"
         ) from error
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether torch found no memory: it has an error of its own for a GPU, but none for the CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or any(name in str(error) for name in (CPU_ALLOCATOR, OF_DRIVER))
+    return isinstance(error, torch.OutOfMemoryError) or any(name in str(error) for name in MESSAGES)
 
 
 def _told(remedy: str | Callable[[], str]) -> str:
@@ -60,13 +62,9 @@ def _told(remedy: str | Callable[[], str]) -> str:
         return REMEDY
 
 
-def _whose(error: RuntimeError) -> str:
-    return "This machine's" if CPU_ALLOCATOR in str(error) else "The GPU's"
-
-
 def _wanted(error: RuntimeError) -> str:
-    """The sentence that tells the size."""
+    """The sentence that tells the size, or else the first."""
     if in_bytes := re.search(r"tried to allocate (\d+) bytes", str(error)):
         return f"Tried to allocate {int(in_bytes[1]) / 2**30:,.2f} GiB"
     sentences = str(error).split(". ")
-    return next((each.strip() for each in sentences if "Tried to allocate" in each), str(error))
+    return next((each.strip() for each in sentences if "Tried to allocate" in each), sentences[0])

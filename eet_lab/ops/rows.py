@@ -146,7 +146,8 @@ def known_spans(batch: Batch) -> Sequence[tuple[int, int]]:
     if batch.spans is None:
         raise KernelError(
             "A captured pass has texts of different lengths, which this attention would read from the host. Turn "
-            "varlen_attention on, which reads them from the device, or leave the capture out."
+            "varlen_attention on, which reads them from the device, or leave out what captures: cuda_graphs, and in "
+            "training captured_steps."
         )
     return batch.spans
 

@@ -20,7 +20,7 @@ from eet_lab.parts.losses import IGNORED
 from eet_lab.parts.passes import Batching, Group, Pass, Readable, Text
 from eet_lab.parts.protocols import LaysOutTexts
 from eet_lab.training.settings import TrainSettings
-from eet_lab.training.tasks import Example, TrainTask
+from eet_lab.training.tasks import Example, TrainTask, check_examples
 from eet_lab.words import told
 
 
@@ -104,12 +104,7 @@ def checked(examples: Sequence[Example], task: TrainTask, config: Config, share:
     """The texts and the labels of each; `share` tells which of so many this rank reads. Errors: TrainingError,
     PromptError.
     """
-    if not isinstance(examples, Sized) or getattr(examples, "ndim", 1) == 0:  # an array of no dimension has no length
-        raise TrainingError(
-            f"examples is {told(examples)}, but it must be a list, such as [Example(ids, labels), ...]."
-        )
-    if len(examples) == 0:
-        raise TrainingError("There are no examples; give at least one.")
+    check_examples(examples)
     longest = config.context
     for number, example in enumerate(examples, 1):
         if not isinstance(example, Example):

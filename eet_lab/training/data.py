@@ -9,7 +9,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, overload
 
 import numpy as np
 
@@ -17,11 +17,11 @@ from eet_lab.errors import TrainingError
 from eet_lab.files import regular_content
 from eet_lab.models import Model
 from eet_lab.scheduling.whole import MOST, MOST_SEED, check_number, check_whole
-from eet_lab.training.tasks import IGNORED, Example
+from eet_lab.training.tasks import IGNORED, Example, check_examples
 from eet_lab.words import counted, told, visible
 
 MOST_BYTES = 4 << 30
-"""A file's text, and its tokens with eight bytes each, are in memory together."""
+"""A file's text and its tokens are in memory together: eight bytes a token, and more while its own text is read."""
 MASKED_SHARE = 0.15
 """How many of the tokens are told, as a share: BERT's (Devlin et al., 2018)."""
 
@@ -59,6 +59,7 @@ class Numbered(ABC):
 
     seed: int
     unit = "example"
+    _drawn: tuple[tuple[int, ...], np.ndarray] = (), np.empty(0)  # the last epoch's order, and what it depends on
 
     @abstractmethod
     def __len__(self) -> int:
@@ -72,21 +73,27 @@ class Numbered(ABC):
     def _read(self, number: int, epoch: int) -> Example:
         """One of them, as it is in an epoch."""
 
-    def __getitem__(self, number: int) -> Example:
+    @overload
+    def __getitem__(self, number: int) -> Example: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Example]: ...
+    def __getitem__(self, number: int | slice) -> Example | list[Example]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(len(self))[number]]
         return self._read(range(len(self))[number], 0)
 
     def __iter__(self) -> Iterator[Example]:
         return (self[number] for number in range(len(self)))
 
     def split(self, share: float) -> tuple[Self, Self]:
-        """All but the last `share` of them, and these, which are held out. Errors: TrainingError."""
+        """All but the last `share` of them, and these, which are held out: one at least. Errors: TrainingError."""
         check_number(TrainingError, "share", share, 1e-9, 1, "above 0 and below 1")
         if len(self) < 2:
             shorter = ", or shorter rows" * (self.unit == "row")
             raise TrainingError(
                 f"There is {counted(len(self), self.unit)}, of which no share can be held out. Give more{shorter}."
             )
-        place = min(len(self) - 1, round(len(self) * (1 - share)))
+        place = max(1, min(len(self) - 1, round(len(self) * (1 - share))))
         return self.part(0, place), self.part(place, len(self))
 
     def batch(self, step: int, num_rows: int) -> list[Example]:
@@ -98,9 +105,16 @@ class Numbered(ABC):
     def _order(self, first: int, count: int) -> Iterator[tuple[int, int]]:
         while count:
             epoch, place = divmod(first, len(self))
-            order = np.random.default_rng((self.seed, epoch)).permutation(len(self))[place : place + count]
+            order = self._in_epoch(epoch)[place : place + count]
             yield from ((number, epoch) for number in order.tolist())
             first, count = first + len(order), count - len(order)
+
+    def _in_epoch(self, epoch: int) -> np.ndarray:
+        """Their order, which is drawn once for all steps of an epoch."""
+        drawn, of = self._drawn, (self.seed, epoch, len(self))
+        if drawn[0] != of:
+            drawn = self._drawn = of, np.random.default_rng(of[:2]).permutation(len(self))
+        return drawn[1]
 
 
 class Examples(Numbered):
@@ -108,8 +122,7 @@ class Examples(Numbered):
 
     def __init__(self, examples: Sequence[Example], *, seed: int = 0) -> None:
         check_whole(TrainingError, "seed", seed, 0, MOST_SEED)
-        if not examples:
-            raise TrainingError("There are no examples; give at least one.")
+        check_examples(examples)
         self.examples, self.seed = examples, seed
 
     @classmethod
@@ -176,9 +189,12 @@ class Rows(Numbered):
 
         Errors: TrainingError, ModelError for a model without a tokenizer.
         """
+        if isinstance(texts, str | Mapping):  # whose letters, or names, would be texts
+            raise TrainingError(f"texts is {told(texts)}, but it must be a list of texts: give [text].")
         end = [] if model.config.eos_id is None else [model.config.eos_id]
         read = (_text(row, f"Text {number}") for number, row in enumerate(texts, 1))
-        return cls([token for text in read for token in (*end, *model.encode(text))], row_tokens, seed=seed)
+        tokens = (token for text in read for token in (*end, *model.encode(text)))
+        return cls(np.fromiter(tokens, np.int64), row_tokens, seed=seed)
 
     @classmethod
     def of_file(cls, model: Model, path: str | Path, row_tokens: int, *, seed: int = 0) -> Rows:
@@ -298,7 +314,7 @@ def _in_one_row(tokens: Sequence[int] | np.ndarray) -> np.ndarray:
             f"tokens is {told(tokens)}, but it must be the token ids of all texts in one row. Put one behind the "
             "other, or give texts to Rows.of_texts."
         )
-    return found.astype(np.int64)
+    return found.astype(np.int64, copy=False)
 
 
 def _are_whole(values: Any) -> bool:

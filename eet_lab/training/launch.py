@@ -25,9 +25,9 @@ MOST_PROCESSES = 1024
 def launch(function: Callable[..., Any], num_processes: int, *args: Any) -> None:
     """Call `function(*args)` in processes of one machine that are a group, and wait; torchrun does so from a shell.
 
-    Each has a GPU where there are so many, and else the CPU. Trainers that are made in them train one model. A function
-    of a notebook's cell cannot be imported: its processes are forked, with a thread each, and only where there is no
-    GPU. Where one raises, all are ended. Errors: TrainingError.
+    Each has a GPU of its own if there are enough; otherwise all run on the CPU. Trainers that are made in them train
+    one model. A function of a notebook's cell cannot be imported: its processes are forked, with a thread each, and
+    only where there is no GPU. Where one raises, all are ended. Errors: TrainingError.
     """
     check_whole(TrainingError, "num_processes", num_processes, 1, MOST_PROCESSES)
     is_of_cell = function.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__")

@@ -28,7 +28,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class TrainRun:
-    """What a run did: its steps, and the losses of held-out rows. `was_stopped`: before its last step."""
+    """What a run did: its steps, and the losses of held-out rows. `was_stopped`: it ended before `max_steps`."""
 
     steps: tuple[Step, ...]
     evaluations: tuple[Evaluation, ...]
@@ -74,6 +74,12 @@ def train(
     if held_out is not None and not isinstance(held_out, Iterable):
         raise TrainingError(f"held_out is {told(held_out)}, but it must be examples, such as Rows.split keeps apart.")
     check_whole(TrainingError, "max_steps", max_steps, trainer.num_steps, MOST)
+    last = trainer.settings.max_steps
+    if last is not None and trainer.settings.lr_schedule != "constant" and max_steps > last:
+        raise TrainingError(
+            f"max_steps is {max_steps:,}, but the trainer's learning rate ends at 0 after max_steps={last:,} of its "
+            "settings. Give both the same."
+        )
     check_whole(TrainingError, "batch_rows", batch_rows, 1, MOST)
     for name, every, needed, what in (
         ("evaluate_every", evaluate_every, held_out, "held_out"),

@@ -26,9 +26,9 @@ class TrainSettings:
     stays). Weights decay by `weight_decay`, but for biases and norms. Gradients whose norm is above `max_grad_norm` are
     scaled down to it (None: never). `batch_tokens` is the most tokens of one pass, pads among them: larger batches take
     several passes, whose gradients add up to those of one; a longer text is read alone. `dropout` is the share of
-    hidden states that is dropped, `attention_dropout` that of attention's weights; classes and words are read from all.
-    Where weights are in float16, the loss is scaled by `init_scale` at first, and by more after each `growth_interval`
-    steps without an overflow.
+    hidden states that is dropped, `attention_dropout` that of attention's weights; the head reads its hidden states
+    without dropout. Where weights are in float16, the loss scale begins at `init_scale`, doubles after
+    `growth_interval` steps in a row without an overflow, and halves at each overflow.
     Errors: TrainingError.
     """
 

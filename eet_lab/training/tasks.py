@@ -5,7 +5,7 @@ T tokens of a pass, N of them with a label, B texts, C channels, V words, L clas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,8 +30,8 @@ MOST_64 = 2**63 - 1
 class Example(NamedTuple):
     """A text, or an image, and what the model shall tell of it.
 
-    `labels` are a token each, `IGNORED` where nothing is learned; a language model learns each token from those before
-    it. None: all of `ids`, for a language model. For a classifier it is the number of the class. For an
+    `labels` holds one label for each token, `IGNORED` where nothing is learned; a language model learns each token from
+    those before it. None: all of `ids`, for a language model. For a classifier it is the number of the class. For an
     encoder-decoder they are the tokens of its answer to the source `ids`. `pixels` are those of an image
     [channels,height,width], which has no `ids`.
     """
@@ -51,6 +51,16 @@ class Example(NamedTuple):
                 [config.start_id, *np.where(labels == IGNORED, config.pad_id, labels).tolist()], None, places, self.ids
             )
         return Text(self.ids, self.types, places)
+
+
+def check_examples(examples: object) -> None:
+    """TrainingError for what is no list of examples, or an empty one."""
+    if not isinstance(examples, Sized) or getattr(examples, "ndim", 1) == 0:  # an array of no dimension has no length
+        raise TrainingError(
+            f"examples is {told(examples)}, but it must be a list, such as [Example(ids, labels), ...]."
+        )
+    if len(examples) == 0:
+        raise TrainingError("There are no examples; give at least one.")
 
 
 @dataclass(frozen=True)
@@ -87,8 +97,9 @@ class TrainTask:
         if not _are_within(limit, [labels for _, labels in given]):
             number, labels = next(each for each in given if not _are_within(limit, [each[1]]))
             wrong = next(label for label in labels.tolist() if not 0 <= label < limit)
-            is_class = isinstance(examples[number - 1].labels, int)
-            remedy = ". Leave out an example without one" if is_class else f", or {IGNORED} where nothing is learned"
+            remedy = f", or {IGNORED} where nothing is learned"
+            if self.labelled is _class:
+                remedy = ". An example without a class must be left out"
             raise TrainingError(
                 f"Example {number} has the label {told(wrong)}, but labels are from 0 to {limit - 1:,}{remedy}."
             )
@@ -155,9 +166,10 @@ def _answer(example: Example) -> tuple[Sequence[int], np.ndarray]:
 
 
 def _class(example: Example) -> tuple[Sequence[int], np.ndarray]:
-    if not isinstance(example.labels, int) or isinstance(example.labels, bool):
+    array = _whole_numbers(example.labels)
+    if array is None or array.ndim:
         raise ValueError(f"it must be the number of a class, and not {told(example.labels)}.")
-    return (0,), np.array([example.labels])
+    return (0,), array.reshape(1)
 
 
 def _head(logits: Callable[[Any, Ops, Tensor], Tensor], model: Any, ops: Ops, weights: Sequence[Tensor]) -> Head:

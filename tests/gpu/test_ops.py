@@ -67,6 +67,16 @@ def real(inputs):
     return slice(None) if batch is None else batch.columns >= batch.keys.begin[batch.rows]
 
 
+@pytest.mark.parametrize("T", [1, 3, 6, 12, 33, 97])
+@pytest.mark.parametrize("act", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_no_activation_hides_nan(act, T):
+    x = torch.ones(T, 64, device="cuda", dtype=torch.float16)
+    w = Linear(x.new_full((40, 64), 1 / 64), None)
+    x[-1, 0] = torch.nan
+    out = cuda.norm_linear(x, None, w, act, empty=fresh)
+    assert out[-1].isnan().all() and out[:-1].isfinite().all()
+
+
 @every_shape((*CASES, *ENCODER_CASES), MOST_BYTES)
 def test_a_second_run_gives_the_same_bits(case, shape):
     inputs = shape.inputs("cuda", torch.float16, 1)

@@ -59,6 +59,7 @@ def _beyond(spec: Spec) -> str | None:
     beyond = {
         "a window of tokens that see what comes after them": spec.window is not None and not spec.causal,
         "a scale that is not positive": spec.scale is not None and spec.scale <= 0,
+        "a bias of relative positions": spec.max_distance > 0,
     }
     found = [name for name, there in beyond.items() if there]
     return f"the attention kernels do not take {' or '.join(found)}" if found else None
@@ -184,7 +185,7 @@ def _decode(cached: _Cached, turned: dict[str, Any], split: Split | None, depend
     """One token a row, in 16 bits: a launch that also writes the cache."""
     qkv, _, mask, batch, K, (window, scale), how, paging = cached
     B, H, G, D, seen = len(qkv), how["H"], how["G"], how["D"], window or K
-    can_stream = cached.can_stream and D in STREAM_DIMS and _is_hopper(qkv.device.index)
+    can_stream = cached.can_stream and D in STREAM_DIMS and gpu().is_hopper
     split = split or Split(can_stream and _streams(B, H, G, seen))
     if split.streams and not can_stream:
         raise KernelError(
@@ -315,12 +316,7 @@ def _streams(B: int, H: int, G: int, K: int) -> bool:
 
 
 def _takes_hopper(qkv: Tensor, head_dim: int) -> bool:
-    return qkv.dtype != torch.float32 and head_dim >= WIDE_HEAD_DIM and _is_hopper(qkv.device.index)
-
-
-@cache
-def _is_hopper(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) == (9, 0)
+    return qkv.dtype != torch.float32 and head_dim >= WIDE_HEAD_DIM and gpu().is_hopper
 
 
 def _check_spec(spec: Spec) -> None:
@@ -347,7 +343,7 @@ def _check_decode(keys: Tensor, split: Split | None) -> None:
     if not allowed:
         raise KernelError(
             f"{split} has {split.blocks} blocks and {split.warps} warps, but a cluster has 1, 2, 4 or 8 blocks, of 4 "
-            "or 8 warps; a stream says nothing of warps. Leave both out, and the launcher chooses."
+            "or 8 warps; with `streams`, leave `warps` at 0. Leave both out, and the launcher chooses."
         )
 
 

@@ -67,6 +67,24 @@ def unfit_act(model: Shapes) -> str | None:
     return f"the kernels know the activations {', '.join(filter(None, ACTS))}, not {model.act}"
 
 
+def unfit_width(model: Shapes) -> str | None:
+    """Why a kernel over hidden states does not take a model, or None."""
+    C = model.hidden_size
+    return f"the kernels take a multiple of 8 channels, and the model has {C:,}" if C % 8 else None
+
+
+def unfit_widths(model: Shapes) -> str | None:
+    """The same of a kernel that is also run on what layers have inside."""
+    if model.ffn_size % 8:
+        return f"the kernels take a multiple of 8 channels, and the model's layers have {model.ffn_size:,} inside"
+    return unfit_width(model)
+
+
+def unfit_layers(model: Shapes) -> str | None:
+    """The same of one that is run with their activation."""
+    return unfit_widths(model) or unfit_act(model)
+
+
 def number_of(act: str | None) -> int:
     """An activation's number; KernelError where kernels have none of this name."""
     if act not in ACTS:

@@ -25,7 +25,8 @@ from eet_lab.ops.cuda.launching import (
     needs,
     number_of,
     stream_of,
-    unfit_act,
+    unfit_layers,
+    unfit_widths,
 )
 from eet_lab.ops.cuda.norm import check_residual_norm, norm, residual_norm
 from eet_lab.ops.fits import refuses
@@ -37,7 +38,7 @@ FEW_IN_TILES = 9  # of wgmma_linear, in 16 bits
 MOST_TILE_TOKENS = 64
 
 
-@refuses(unfit_act)
+@refuses(unfit_layers)
 @needs(*PRODUCTS, "norm", "epilogue", "gate")
 def norm_linear(
     x: Tensor,
@@ -93,6 +94,7 @@ def _product(x: Tensor, w: Linear, act: str | None, empty: Empty, dependent: boo
     return out
 
 
+@refuses(unfit_widths)
 @needs(*PRODUCTS, "epilogue")
 def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dependent: bool = False) -> Tensor:
     """linear(x) + residual, written over `residual`: [T,C], [T,N] -> [T,N].

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from eet_lab.ops import native
-from eet_lab.ops.cuda.launching import DTYPES, at, check, drop_arguments, needs, stream_of, untrainable
+from eet_lab.ops.cuda.launching import DTYPES, at, check, drop_arguments, needs, stream_of, unfit_width, untrainable
 from eet_lab.ops.cuda.plan import ceil
-from eet_lab.ops.cuda.train_epilogue import unfit_width
 from eet_lab.ops.fits import refuses, refuses_training
 from eet_lab.ops.types import Drop, Empty, Noise, all_kept
 

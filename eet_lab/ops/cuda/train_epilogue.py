@@ -22,30 +22,19 @@ from eet_lab.ops.cuda.launching import (
     needs,
     number_of,
     stream_of,
-    unfit_act,
+    unfit_layers,
+    unfit_width,
     untrainable,
 )
 from eet_lab.ops.cuda.plan import ceil
-from eet_lab.ops.fits import Shapes, refuses, refuses_training
+from eet_lab.ops.fits import refuses, refuses_training
 from eet_lab.ops.types import Drop, Empty, Linear, Noise, all_kept
 
 WARPS, VECTOR_BYTES = 8, 16  # rows that a block has at a time, each a warp's
 BLOCKS = {False: 4, True: 3}  # of a multiprocessor, by whether it is gated: one wave
 
 
-def unfit_width(model: Shapes) -> str | None:
-    """Why a kernel over hidden states does not take a model, or None."""
-    C = model.hidden_size
-    return f"the kernels take a multiple of 8 channels, and the model has {C:,}" if C % 8 else None
-
-
-def _unfit_inner(model: Shapes) -> str | None:
-    if model.ffn_size % 8:
-        return f"the kernels take a multiple of 8 channels, and the model's layers have {model.ffn_size:,} inside"
-    return unfit_act(model) or unfit_width(model)
-
-
-@refuses(_unfit_inner)
+@refuses(unfit_layers)
 @refuses_training(untrainable)
 @needs("train_epilogue")
 def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty, linear: Callable = reference.linear) -> Tensor:

@@ -17,6 +17,7 @@ from eet_lab.ops.native.build import Stamps, are_current, build, source, stamps_
 from eet_lab.ops.native.toolchain import capability
 from eet_lab.paths import cache_dir, csrc_dir, write_whole
 from eet_lab.progress import Cancel, Progress
+from eet_lab.words import told
 
 _LAUNCHER = re.compile(r'extern\s+"C"[^(;{]*?\bcudaError_t\s+(\w+)\s*\(([^)]*)\)\s*\{')
 _SCALARS: dict[str, Any] = {
@@ -24,6 +25,12 @@ _SCALARS: dict[str, Any] = {
     "int64_t": ctypes.c_int64,
     "float": ctypes.c_float,
     "cudaStream_t": ctypes.c_void_p,
+}
+_KINDS = {
+    ctypes.c_void_p: "an address, such as x.data_ptr() of a tensor, or None",
+    ctypes.c_int: "a whole number",
+    ctypes.c_int64: "a whole number",
+    ctypes.c_float: "a number",
 }
 MOST = 2**31 - 1  # of an int
 
@@ -40,8 +47,8 @@ MISSING: Any = type("Missing", (), {"__repr__": lambda self: "..."})()
 class Launcher:
     """A C function that returns a cudaError_t: `launch` takes its arguments by keyword, as C names them.
 
-    It raises KernelError for a name that is missing or unknown, for a number that no int holds, and when C returns an
-    error.
+    It raises KernelError for a name that is missing or unknown, for what a parameter's type does not take or an int
+    does not hold, and when C returns an error.
     """
 
     def __init__(self, library: Library, name: str, parameters: list[Parameter]) -> None:
@@ -84,7 +91,7 @@ def {self.name}(*, {", ".join(f"{name}=__missing" for name in names)}, **__unkno
         return known[self.name]
 
     def _refusal(self, unknown: dict[str, Any], args: tuple[Any, ...]) -> KernelError | None:
-        """What is wrong with arguments; None where ctypes has its own words for it."""
+        """What is wrong with arguments; None where C takes each of them."""
         names = [parameter.name for parameter in self.parameters]
         takes = f"It takes, by keyword: {', '.join(names)}."
         for name in unknown:
@@ -97,6 +104,11 @@ def {self.name}(*, {", ".join(f"{name}=__missing" for name in names)}, **__unkno
                     f"{self.name}: {parameter.name} is {value:,}, but kernels count from {-MOST - 1:,} to {MOST:,}. "
                     "Use fewer tokens or smaller sizes; in a kernel of your own, declare it int64_t."
                 )
+            try:
+                struct.pack("i", value) if parameter.ctype is ctypes.c_int else parameter.ctype.from_param(value)
+            except (struct.error, TypeError, ctypes.ArgumentError):
+                kind = _KINDS[parameter.ctype]
+                return KernelError(f"{self.name}: {parameter.name} is {told(value)}, but C takes {kind} there.")
         return None
 
     def _failure(self, error: int, args: tuple[Any, ...]) -> KernelError:
@@ -170,7 +182,7 @@ def observed(note: Callable[[Launcher, dict[str, Any]], None]) -> Iterator[None]
     a launch takes longer meanwhile.
     """
 
-    def told(launcher: Launcher) -> Callable[..., None]:
+    def noted(launcher: Launcher) -> Callable[..., None]:
         def launch(**arguments: Any) -> None:
             note(launcher, arguments)
             launcher.launch(**arguments)
@@ -179,7 +191,7 @@ def observed(note: Callable[[Launcher, dict[str, Any]], None]) -> Iterator[None]
 
     launchers = [(library, launcher) for library in _current.values() for launcher in library.launchers.values()]
     for library, launcher in launchers:
-        setattr(library, launcher.name, told(launcher))
+        setattr(library, launcher.name, noted(launcher))
     try:
         yield
     finally:
