@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from test_op_names import workload
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from eet_lab.bench import cost as costs
 from eet_lab.bench import ops as op_benchmark
-from eet_lab.bench.cost import MOST_BYTES, beyond_caches, last_cache_bytes
+from eet_lab.bench.cost import MOST_BYTES, beyond_caches, last_cache_bytes, streaming_gb_per_s
 from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.op_providers import PROVIDERS, OpProvider, Prepared, _paged, names_for, piece
 from eet_lab.bench.ops import Judge, benchmark_op
@@ -264,3 +266,14 @@ def test_all_give_what_the_reference_gives_in_fp16(text):
     assert not wrong
     assert rows[0].provider == "eet_lab", remarks
     assert not [remark for remark in remarks if "failed" in remark]
+
+
+def test_the_rate_of_a_gpu_that_is_nearly_full_is_not_that_of_its_cache(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=50 * 2**20))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**27, 2**36))
+    monkeypatch.setattr(costs, "free_bytes_of", lambda device: 2**27)
+    monkeypatch.setattr(torch, "ones", lambda num, device: asked.append(4 * num) or torch.empty(1))
+    monkeypatch.setattr(costs, "took_ms", lambda work, device: 1.0)
+    streaming_gb_per_s.__wrapped__("cuda")
+    assert asked == [200 * 2**20]

@@ -7,7 +7,6 @@ import re
 import threading
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -218,17 +217,6 @@ def test_a_processor_reads_as_fast_as_its_fastest_way_to_read(monkeypatch):
     assert streaming_gb_per_s.__wrapped__("cpu") == pytest.approx(2**20 / 2.0 / 1e6)
     took["mv"] = 8.0
     assert streaming_gb_per_s.__wrapped__("cpu") == pytest.approx(2**20 / 4.0 / 1e6)
-
-
-def test_the_rate_of_a_gpu_that_is_nearly_full_is_not_that_of_its_cache(monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=50 * 2**20))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**27, 2**36))
-    monkeypatch.setattr(costs, "free_bytes_of", lambda device: 2**27)
-    monkeypatch.setattr(torch, "ones", lambda num, device: asked.append(4 * num) or torch.empty(1))
-    monkeypatch.setattr(costs, "took_ms", lambda work, device: 1.0)
-    streaming_gb_per_s.__wrapped__("cuda")
-    assert asked == [200 * 2**20]
 
 
 def test_expanding_int8_weights_is_predicted_and_told(monkeypatch):

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from eet_lab.figures.results import runs
-from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench, history
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.history import LONGEST_NAME, LONGEST_NOTE, History
@@ -311,17 +310,6 @@ def test_an_earlier_run_has_its_own_charts_too(bench: Workbench) -> None:
         assert all(chart.title.endswith("· kept") for chart in page.kept.charts) and len(page.kept.latency.points) == 3
     do(bench, c.OpenRun(newest))
     assert page.live.box.layout.display != "none" and len(page.live.latency.points) == 6
-
-
-def test_a_kept_run_of_the_baseline_has_its_samples_and_its_name(bench: Workbench) -> None:
-    bench.controller.state.choose(Recipe())
-    do(bench, c.Setting("max_new_tokens", 60), c.Run())
-    [kept] = [each["id"] for each in shown(bench, "runs")["rows"] if each["writable"]]
-    do(bench, c.Run(), c.OpenRun(kept))
-    charts = bench.controller.page.kept
-    assert [each["name"] for each in charts.latency.series] == ["baseline", "selection"]
-    assert {line for line, *_ in charts.latency.points} == {0}
-    assert charts.memory.points and charts.memory.note == ""
 
 
 def test_compare_is_held_against_the_pinned_run(bench: Workbench) -> None:

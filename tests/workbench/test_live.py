@@ -8,9 +8,11 @@ import pytest
 
 from eet_lab.figures.memory_bar import bar, held_now
 from eet_lab.monitor import Sample
+from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench
+from eet_lab.workbench import commands as c
 from eet_lab.workbench.engine_thread import Phase
-from workbench.driving import shown, turn, turn_until
+from workbench.driving import do, shown, turn, turn_until
 
 
 def test_the_bar_is_made_of_what_lies_between_the_lines() -> None:
@@ -108,3 +110,14 @@ def test_a_page_that_is_reloaded_while_recipes_are_timed_has_the_texts_so_far(be
     watching.enter(Phase("baseline", watched=False, series=0))
     assert json.loads(stream.snapshot)["counts"] == [2], "nothing is sent until the timing is over"
     watching.leave(in_vain=False)
+
+
+def test_a_kept_run_of_the_baseline_has_its_samples_and_its_name(bench: Workbench) -> None:
+    bench.controller.state.choose(Recipe())
+    do(bench, c.Setting("max_new_tokens", 60), c.Run())
+    [kept] = [each["id"] for each in shown(bench, "runs")["rows"] if each["writable"]]
+    do(bench, c.Run(), c.OpenRun(kept))
+    charts = bench.controller.page.kept
+    assert [each["name"] for each in charts.latency.series] == ["baseline", "selection"]
+    assert {line for line, *_ in charts.latency.points} == {0}
+    assert charts.memory.points and charts.memory.note == ""

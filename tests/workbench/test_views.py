@@ -95,8 +95,7 @@ def test_what_saves_goes_to_the_left_of_zero_and_what_costs_to_the_right(opened:
     assert {"good", "bad"} <= set(kinds.values())
     for title, kind in kinds.items():
         left, right = bars[title]
-        thinnest = 2  # px of any bar
-        sides = {"good": left < 0 and right <= thinnest, "bad": 0 <= left < right, "dim": right - left <= thinnest}
+        sides = {"good": left < 0 and right <= 2, "bad": 0 <= left < right, "dim": right - left <= 2}  # any bar: 2 px
         assert sides[kind], (title, bars)
 
 
