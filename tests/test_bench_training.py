@@ -84,7 +84,7 @@ def test_what_a_side_holds_is_taken_once_its_graphs_are_there(monkeypatch):
 
 def test_peers_without_a_gpu_are_left_out():
     rows, remarks = train_all(families.ours("llama"), "train:any/b2/s8", (), ("hf-liger", "hf-reduce-overhead"))
-    assert rows == [] and train_table(rows) == ""
+    assert rows == []
     assert "Liger's kernels need an NVIDIA GPU" in remarks[0] and "reduce-overhead needs an NVIDIA GPU" in remarks[1]
 
 

@@ -35,7 +35,7 @@ class Config:
     eps: float = 1e-5
     bos_id: int = 0
     eos_id: int | None = None  # the end of a document, in training data
-    ends: tuple[int, ...] = ()  # all tokens that end a text; (): eos_id, if there is one
+    eos_ids: tuple[int, ...] | None = None  # all tokens that end a text; None: eos_id, if there is one
     tied_head: bool = True
     family: str = "gpt2"
     num_kv_heads: int = 0  # 0: as many as heads
@@ -51,7 +51,13 @@ class Config:
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
         object.__setattr__(self, "head_dim", self.head_dim or self.hidden_size // self.num_heads)
-        object.__setattr__(self, "ends", self.ends or (() if self.eos_id is None else (self.eos_id,)))
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end a text."""
+        if self.eos_ids is not None:
+            return self.eos_ids
+        return () if self.eos_id is None else (self.eos_id,)
 
     @property
     def in_training(self) -> Self:

@@ -61,8 +61,8 @@ def from_live(model: Any) -> Loaded:
         told = {} if told is None else told.to_dict()
         loaded = _loaded(model.config.to_dict(), told, model.state_dict(), type(model).__name__)
         config = loaded.network.config
-        if config.ends not in ((), (config.eos_id,)):  # no generation_config.json is saved beside config.json
-            loaded.settings["eos_token_id"] = [*config.ends]
+        if config.ends and config.ends != ends(loaded.settings, config.vocab_size):
+            loaded.settings["eos_token_id"] = [*config.ends]  # no generation_config.json is saved beside config.json
         return loaded
 
 
@@ -165,7 +165,7 @@ def _loaded(
     settings = told if module in SEQ2SEQ else settings
     config: Config = module.config(settings)
     if module not in ENCODERS:
-        config = replace(config, ends=ends(told, config.vocab_size))
+        config = replace(config, eos_ids=ends(told, config.vocab_size))
     given = {_bare(name, module): tensor.detach() for name, tensor in state.items()}
     del state  # what was taken over can go
     # Buffers of old checkpoints, and copies of a tied head: no weights of their own.

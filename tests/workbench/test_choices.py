@@ -69,7 +69,9 @@ def test_on_the_page_it_comes_back_too(bench: Workbench) -> None:
             do(bench, c.Toggle(name, on))
             assert row(bench, "packed_prefill")["on"] == on == bench.controller.state.is_on("packed_prefill")
     do(bench, c.Turn("pre_padding", "read", "shortest"))
-    assert "Packed prefill leaves the pads out" in row(bench, "packed_prefill")["blocked"], "in words of the page"
+    assert "Packed prefill cannot be combined with Pre-padding" in row(bench, "packed_prefill")["blocked"], (
+        "in words of the page"
+    )
     do(bench, c.Turn("pre_padding", "read", "whole"))
     assert row(bench, "packed_prefill")["on"]
 

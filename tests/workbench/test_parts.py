@@ -154,7 +154,7 @@ def test_a_knob_switches_off_what_it_leaves_no_room_for() -> None:
     state.choose(Recipe.parse(PACKED))
     state.turn("pre_padding", "read", "shortest")
     assert state.recipe().names == ("pre_padding", "mask_removal")
-    assert "choose read=whole" in state.blocked("packed_prefill")
+    assert "Choose read=whole" in state.blocked("packed_prefill")
 
 
 def test_a_packed_token_matrix_has_no_pads() -> None:
