@@ -13,7 +13,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import KernelError
 from eet_lab.ops import cuda, native
 from eet_lab.ops.cuda.attention import Split
-from eet_lab.ops.cuda.launching import HOPPER, Limits
+from eet_lab.ops.cuda.launching import Limits
 from eet_lab.ops.native.build import source
 from eet_lab.ops.native.launchers import signatures
 from eet_lab.ops.records import ALL_CASES
@@ -68,7 +68,7 @@ def launched(monkeypatch):
 )
 def test_every_launch_has_the_arguments_that_its_launcher_takes(case, dtype, on_hopper, launched, monkeypatch):
     module = import_module("eet_lab.ops.cuda.attention")  # its package has an op of that name
-    monkeypatch.setattr(module, "gpu", lambda: HOPPER._replace(is_hopper=on_hopper))
+    monkeypatch.setattr(module, "_is_hopper", lambda device: on_hopper)
     for shape in (shape for each, shape in SHAPES if each is case):
         case.call(getattr(cuda, case.op), shape.inputs("cpu", dtype, 0), fresh)
     assert launched

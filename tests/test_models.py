@@ -352,10 +352,13 @@ def test_a_text_ends_at_every_token_at_which_transformers_ends_it(config, genera
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
     peer = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model, live = load(folder, device="cpu"), load(peer, device="cpu")
+    (tmp_path / "live").mkdir()
+    (tmp_path / "live" / "generation_config.json").write_text('{"eos_token_id": [3]}')  # of what lay there before
     for name, each in (("saved", model), ("live", live)):
         each.save(tmp_path / name)
     models = [model, live, *(load(tmp_path / name, device="cpu") for name in ("saved", "live"))]
-    assert model.config.eos_id == (config[0] if isinstance(config, list) else config), "what training ends texts with"
+    first = config[0] if isinstance(config, list) else config
+    assert {each.config.eos_id for each in models} == {first}, "what training ends texts with"
     for text in ("def main", "Return a list of", "Raise an exception if"):
         ids = model.encode(text)
         told = peer.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False, pad_token_id=0)

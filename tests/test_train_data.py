@@ -78,6 +78,13 @@ def test_tokens_take_their_own_memory_while_texts_are_read():
     assert most < 16 * len(rows.ids)
 
 
+def test_rows_keep_their_tokens_where_the_caller_fills_its_array_anew():
+    tokens = np.arange(12)
+    rows = Rows(tokens, 4)
+    tokens[:] = 0
+    assert rows.ids.tolist() == list(range(12))
+
+
 def test_files_of_text(tmp_path):
     model = load("demo", device="cpu")
     (tmp_path / "a.txt").write_text("A text.", encoding="utf-8")

@@ -243,6 +243,7 @@ def _pretended(gpu: Limits) -> Iterator[_Recorder]:
     attention = import_module("eet_lab.ops.cuda.attention")  # its package has an op of that name
     replaced = (
         (native, "loaded", library),
+        (attention, "_is_hopper", lambda device: True),
         (attention, "gpu", lambda: gpu),
         (linear, "gpu", lambda: gpu),
         (linear, "_most_clusters", lambda *_: tuple(gpu.num_blocks >> log for log in range(3))),

@@ -152,6 +152,16 @@ def write_tokenizer(json: str, folder: Path) -> None:
         (folder / "tokenizer.json").write_text(json, encoding="utf-8")
 
 
+def write_generation(settings: Mapping[str, Any] | None, folder: Path) -> None:
+    """generation_config.json as transformers reads it; None takes away what is there. Errors: ModelError."""
+    path = folder / "generation_config.json"
+    with _writing(folder):
+        if settings is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
 def write(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """A checkpoint as transformers reads it: config.json and model.safetensors. Errors: ModelError.
 

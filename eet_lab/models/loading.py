@@ -118,7 +118,9 @@ class Model:
         weights.saved(self.network, settings, path)
         if self.folder is not None:
             checkpoint.copy_tokenizer(self.folder, path)
-        elif self.tokenizer is not None and (written := self.tokenizer.written()):
+            return
+        weights.save_ends(self.config, settings, path)
+        if self.tokenizer is not None and (written := self.tokenizer.written()):
             checkpoint.write_tokenizer(written.json, path)
 
 

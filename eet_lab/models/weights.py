@@ -59,11 +59,7 @@ def from_live(model: Any) -> Loaded:
     with memory_for("a copy of the model's weights", remedy=REMEDY):
         told = getattr(model, "generation_config", None)
         told = {} if told is None else told.to_dict()
-        loaded = _loaded(model.config.to_dict(), told, model.state_dict(), type(model).__name__)
-        config = loaded.network.config
-        if config.ends and config.ends != ends(loaded.settings, config.vocab_size):
-            loaded.settings["eos_token_id"] = [*config.ends]  # no generation_config.json is saved beside config.json
-        return loaded
+        return _loaded(model.config.to_dict(), told, model.state_dict(), type(model).__name__)
 
 
 def random_decoder(config: Config, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
@@ -131,6 +127,18 @@ def saved(network: Network, settings: Mapping[str, Any], folder: Path) -> None:
         )
     dtypes = [name for name in ("dtype", "torch_dtype") if name in settings] or ["dtype"]
     checkpoint.write(folder, {**settings, **dict.fromkeys(dtypes, dtype)}, state_of(network))
+
+
+def save_ends(config: Config, settings: Mapping[str, Any], folder: Path) -> None:
+    """Write generation_config.json where config.json, which holds `settings`, does not tell what ends a text.
+
+    One that lies there, which would come first, goes. Errors: ModelError.
+    """
+    told = None
+    if FAMILIES[config.family] not in ENCODERS and ends(settings, config.vocab_size) != config.ends:
+        told = {name: settings[name] for name in OF_GENERATION if settings.get(name) is not None}
+        told["eos_token_id"] = [*config.ends]
+    checkpoint.write_generation(told, folder)
 
 
 def state_of(network: Network) -> dict[str, Tensor]:

@@ -194,7 +194,7 @@ class Rows(Numbered):
         end = [] if model.config.eos_id is None else [model.config.eos_id]
         read = (_text(row, f"Text {number}") for number, row in enumerate(texts, 1))
         tokens = (token for text in read for token in (*end, *model.encode(text)))
-        return cls(np.fromiter(tokens, np.int64), row_tokens, seed=seed)
+        return cls(np.fromiter(tokens, np.int64).data, row_tokens, seed=seed)
 
     @classmethod
     def of_file(cls, model: Model, path: str | Path, row_tokens: int, *, seed: int = 0) -> Rows:
@@ -314,7 +314,8 @@ def _in_one_row(tokens: Sequence[int] | np.ndarray) -> np.ndarray:
             f"tokens is {told(tokens)}, but it must be the token ids of all texts in one row. Put one behind the "
             "other, or give texts to Rows.of_texts."
         )
-    return found.astype(np.int64, copy=False)
+    # A caller may fill its own array anew. That of `of_texts`, which may be large, is nobody else's.
+    return found.astype(np.int64, copy=not isinstance(tokens, memoryview))
 
 
 def _are_whole(values: Any) -> bool:

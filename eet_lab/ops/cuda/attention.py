@@ -185,7 +185,7 @@ def _decode(cached: _Cached, turned: dict[str, Any], split: Split | None, depend
     """One token a row, in 16 bits: a launch that also writes the cache."""
     qkv, _, mask, batch, K, (window, scale), how, paging = cached
     B, H, G, D, seen = len(qkv), how["H"], how["G"], how["D"], window or K
-    can_stream = cached.can_stream and D in STREAM_DIMS and gpu().is_hopper
+    can_stream = cached.can_stream and D in STREAM_DIMS and _is_hopper(qkv.device.index)
     split = split or Split(can_stream and _streams(B, H, G, seen))
     if split.streams and not can_stream:
         raise KernelError(
@@ -316,7 +316,13 @@ def _streams(B: int, H: int, G: int, K: int) -> bool:
 
 
 def _takes_hopper(qkv: Tensor, head_dim: int) -> bool:
-    return qkv.dtype != torch.float32 and head_dim >= WIDE_HEAD_DIM and gpu().is_hopper
+    return qkv.dtype != torch.float32 and head_dim >= WIDE_HEAD_DIM and _is_hopper(qkv.device.index)
+
+
+@cache
+def _is_hopper(device: int) -> bool:
+    """Of this device: a machine may have others too, and `gpu` tells of one."""
+    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def _check_spec(spec: Spec) -> None:
