@@ -198,9 +198,11 @@ def streaming_gb_per_s(device: str) -> float:
     On a CPU a product with a vector is tried as well: it computes as a linear layer of one row does, and keeps more
     reads under way at once than a sum. Errors: OutOfMemory.
     """
-    # Of a GPU that is nearly full more than a quarter: what a cache holds would be read at the rate of the cache.
-    least = TIMES * torch.cuda.get_device_properties(device).L2_cache_size if device == "cuda" else 0
-    num_bytes = min(NUM_BYTES[device], max(least, free_bytes_of(torch.device(device)) // 4))
+    if device == "cuda":  # of one that is nearly full up to a half, or its cache would be timed
+        free, least = torch.cuda.mem_get_info()[0], TIMES * torch.cuda.get_device_properties(device).L2_cache_size
+    else:
+        free, least = free_bytes_of(torch.device(device)), 0
+    num_bytes = min(NUM_BYTES[device], max(free // 4, min(least, free // 2)))
     with memory_for(f"a buffer of {num_bytes / MiB:.0f} MiB, to measure how fast memory can be read,"):
         buffer = torch.ones(num_bytes // 4, device=device)
         best_ms = min(took_ms(buffer.sum, device) for _ in range(7))

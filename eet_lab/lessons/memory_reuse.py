@@ -236,7 +236,7 @@ def on_the_h200(guess: Prediction) -> Shown:
     grown, rung = _rungs(one)
     launches = [m.cost.launches_per_token or 0 for m in (grown, rung.measurement) if m.cost]
     untold = all(line[3] == "cannot tell apart" for line in lines)
-    noise = " What they take cannot be told from noise: runs on that host differed by more." if untold else ""
+    noise = " What they save in time cannot be told from noise: runs on that host differed by more." if untold else ""
     return Shown(
         there(one),
         table(["GPT-2 XL, per token", "growing", "memory reuse", "saved", "copies, from bytes and rate"], lines),

@@ -102,7 +102,9 @@ class ActionController:
             self.page.tell(self._said)
 
     def take(self, answer: Answer) -> None:
-        """Show what came of it."""
+        """Show what came of it; nothing that nobody waits for."""
+        if not self.busy:
+            return
         action, self.action = self.action, ""  # first: whatever becomes of it, nobody waits for it
         self.page.set_busy(False)
         if answer.error is None and answer.value is not None:

@@ -24,7 +24,7 @@ MOVED = 0.05
 ENGINES = "both engines, which are kept so that they can be timed in turn"
 CHECK = (
     "at most, for checking the output (one more run, and a pass in higher precision), reading held-out text (lossy "
-    "recipes), and measuring the speed of memory (on a CPU)"
+    "recipes), and measuring the speed of memory"
 )
 LADDER = "Ladder may keep more engines at a time, for the recipes in between, which this forecast leaves out"
 COLORS = {"weights": WEIGHTS, "KV cache": KV, "its growth": "#93b8f8", "activations": ARENA, "workspace": SPARE}

@@ -53,8 +53,10 @@ class TrainController(ActionController):
 
     def take(self, answer: Answer) -> None:
         action = self.action
-        self.tick()  # what its last steps told
-        super().take(answer)
+        try:
+            self.tick()  # what its last steps told
+        finally:
+            super().take(answer)
         if isinstance(answer.error, TrainingError) and action in ("train", "resume") and not self.busy:
             self.page.tell(self._kept())
 
