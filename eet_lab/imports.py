@@ -39,5 +39,5 @@ def check_installed(names: Sequence[str], what: str, how: str) -> None:
     from eet_lab.errors import SetupError
 
     for name in names:
-        if name not in sys.modules and find_spec(name) is None:
+        if sys.modules.get(name) is None and find_spec(name) is None:
             raise SetupError(f"{name} is not installed, which {what}: {how}")
