@@ -6,7 +6,7 @@ import argparse
 import re
 import signal
 import sys
-import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -142,18 +142,18 @@ def _serve_replicas(args: argparse.Namespace, options: dict[str, Any]) -> None:
         port=args.port,
         **options,
     )
-    ended = threading.Event()
 
     def end(number: int, frame: object) -> None:
-        if ended.is_set():
-            raise KeyboardInterrupt  # the second one
-        ended.set()
+        raise KeyboardInterrupt  # the second one ends `stop` too
 
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, end)
         print(f"Serving {served.what} on {served.url}; Ctrl+C ends it.", flush=True)
-        ended.wait()
+        while True:  # an event's `wait` holds a lock for a moment, on which a handler that sets it would hang
+            time.sleep(1)
+    except KeyboardInterrupt:
+        pass
     finally:
         served.stop()
 
