@@ -30,12 +30,17 @@ class Counted(TorchDispatchMode):
         self._at_most = 0  # bytes alive, and of storages that are gone since the last look
         self.peak_bytes = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch wraps each call for its compiler, which takes longer than the count
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        before = {self._key(tensor) for tensor in tensors_in((args, *kwargs.values()))}
         result = function(*args, **kwargs)
-        for leaf in tensors_in(result):
-            if self._key(leaf) not in before and leaf.device.type != "meta":
+        made = [tensor for tensor in tensors_in(result) if not tensor.is_meta]
+        given = {self._key(tensor) for tensor in tensors_in((args, *kwargs.values()))} if made else set()
+        for leaf in made:
+            if self._key(leaf) not in given:
                 storage = leaf.untyped_storage()
                 self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
                 self._at_most += storage.nbytes()
