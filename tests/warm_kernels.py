@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # `kernel` has no time to import what it does not use
 
 ROUNDS = "EET_TEST_ROUNDS"
 """A variable of a kernel's environment: how many rounds are timed, in place of so many that enough is known."""
+FEW_STEPS = 20
+"""Steps of the lesson's training there; that the demo learns in all of them is tested with the demos."""
 LONGEST = 1 << 20
 """Bytes of a kernel's environment, at most."""
 
@@ -105,8 +107,11 @@ def begin(asked: socket.socket) -> None:
     from ipywidgets import register_comm_target
 
     from eet_lab.bench import timing
+    from eet_lab.training import demos
 
     timing.LEAST_PAIRS = timing.MOST_ROUNDS = int(os.environ.get(ROUNDS, timing.LEAST_PAIRS))
+    if ROUNDS in os.environ:
+        demos.DEMOS["gpt2-tiny"] = demos.DEMOS["gpt2-tiny"].in_steps(FEW_STEPS)
     register_comm_target()  # ipywidgets does so where it is imported in a kernel
     sys.argv = ["ipykernel_launcher", *told["words"], f"--IPKernelApp.parent_handle={os.getppid()}"]
     launch_new_instance()
