@@ -12,7 +12,7 @@ from typing import Any
 from eet_lab import __version__
 from eet_lab.commands import COMMANDS, streams
 from eet_lab.doctor import software
-from eet_lab.errors import EETError, SetupError
+from eet_lab.errors import Cancelled, EETError, SetupError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -75,7 +75,11 @@ def _run(argv: Sequence[str] | None) -> int:
         os.getcwd()
     except FileNotFoundError:  # torch could not be imported
         raise SetupError("The folder that this shell is in has been deleted. Type: cd") from None
-    return args.run(args)
+    try:
+        return args.run(args)
+    except Cancelled:
+        print("Stopped.")
+        return 130
 
 
 class _Parser(argparse.ArgumentParser):

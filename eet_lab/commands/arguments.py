@@ -36,21 +36,7 @@ def add_model(parser: argparse.ArgumentParser, default: str | None = "demo") -> 
     )
 
 
-def load_model(args: argparse.Namespace) -> Model:
-    """The decoder that the options name; ModelError for another model."""
-    model = load_any(args, args.model)
-    model.decoder  # noqa: B018
-    return model
-
-
-def load_generator(args: argparse.Namespace) -> Model:
-    """The decoder or encoder-decoder that the options name; ModelError for an encoder."""
-    model = load_any(args, args.model)
-    model.generator  # noqa: B018
-    return model
-
-
-def load_any(args: argparse.Namespace, name: str) -> Model:
+def load_model(args: argparse.Namespace, name: str) -> Model:
     """The model of that name, of any kind."""
     from eet_lab.models import load
 
@@ -59,12 +45,9 @@ def load_any(args: argparse.Namespace, name: str) -> Model:
 
 def read_key(path: Path) -> str:
     """The API key that a file holds. Errors: SetupError."""
+    content = regular_content(path, "an API key", MOST_KEY, SetupError, remedy="Give the file of the key.")
     try:
-        key = (
-            regular_content(path, "an API key", MOST_KEY, SetupError, remedy="Give the file of the key.")
-            .decode()
-            .strip()
-        )
+        key = content.decode().strip()
     except UnicodeDecodeError:
         key = ""
     if not key.isprintable() or not key:
@@ -84,10 +67,10 @@ def tell_unfit(model: Model, recipe: str) -> None:
 NEW_TOKENS = 64
 
 
-def add_generation(parser: argparse.ArgumentParser, new_tokens: int = NEW_TOKENS) -> None:
+def add_generation(parser: argparse.ArgumentParser) -> None:
     """How to generate: the fields of `Settings` that suit a command line."""
     group = parser.add_argument_group("generation")
-    group.add_argument("-n", "--new-tokens", type=int, default=new_tokens, metavar="N", help=f"default: {new_tokens}")
+    group.add_argument("-n", "--new-tokens", type=int, default=NEW_TOKENS, metavar="N", help=f"default: {NEW_TOKENS}")
     group.add_argument(
         "--temperature", type=float, default=0.0, metavar="X", help="0 (greedy, the default) or 1e-4 and more"
     )
@@ -118,11 +101,8 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def add_prompts(parser: argparse.ArgumentParser) -> None:
-    """--prompt, as often as there are prompts."""
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """--recipe."""
     parser.add_argument(
-        "--prompt",
-        action="append",
-        metavar="TEXT",
-        help="give it several times for a batch (default: eight ragged ones)",
+        "--recipe", default="all", metavar="WORDS", help="see `eet-lab techniques --help` (default: all)"
     )

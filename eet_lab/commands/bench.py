@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eet_lab.commands.arguments import add_model, load_any
+from eet_lab.commands.arguments import add_model, load_model
 from eet_lab.commands.command import Command
-from eet_lab.commands.terminal import ProgressLine, stoppable
-from eet_lab.errors import Cancelled, PromptError, RecipeError, SetupError
+from eet_lab.commands.terminal import followed
+from eet_lab.errors import PromptError, RecipeError, SetupError
 
 if TYPE_CHECKING:
     from eet_lab.bench.op_workloads import OpWorkload
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Benchmark and print; 130 when stopped."""
+    """Benchmark and print."""
     from eet_lab.bench.rows import append
     from eet_lab.bench.timing import check_repeats
     from eet_lab.bench.workloads import HeldOut, parse
@@ -101,15 +101,8 @@ def run(args: argparse.Namespace) -> int:
     _check_recipes(args.recipe or (), args.provider or ("eet_lab",))
     if args.append:
         append((), args.append)  # makes the folder: one that cannot be made is told before any work
-    line = ProgressLine(Clock())
-    try:
-        with stoppable() as stop:
-            rows, remarks, shown = _timed(args, workloads, line, stop)
-    except Cancelled:
-        print("Stopped.")
-        return 130
-    finally:
-        line.clear()
+    with followed(Clock()) as (line, stop):
+        rows, remarks, shown = _timed(args, workloads, line, stop)
     if not rows:
         raise SetupError(f"Nothing could be timed. {'; '.join(remark.rstrip('.') for remark in remarks)}.")
     print(shown)
@@ -157,7 +150,7 @@ def _timed(args: argparse.Namespace, workloads: Sequence[Any], progress: Progres
     asked = args.recipe or [recipes], args.provider or ["eet_lab"]
     if work is benchmark:
         _check_preset(args, workload, *asked)
-    rows, remarks = work(load_any(args, workload.model), workload, *asked, **how)
+    rows, remarks = work(load_model(args, workload.model), workload, *asked, **how)
     return rows, remarks, table(rows) if rows else ""
 
 

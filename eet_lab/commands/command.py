@@ -13,7 +13,8 @@ class Command:
 
     `help` is its line in `eet-lab --help`; `guide` is shown by `eet-lab <name> --help` and teaches with
     examples. `run` answers the exit code; an `EETError` that it raises is printed as one message, without a
-    traceback. Its module must stay cheap to import: what is heavy (torch, a model) is imported inside `run`.
+    traceback, and `Cancelled` as "Stopped." (exit code 130). Its module must stay cheap to import: what is heavy
+    (torch, a model) is imported inside `run`.
     """
 
     name: str

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from eet_lab.commands.arguments import add_generation, add_model, add_prompts, load_model, settings, tell_unfit
+from eet_lab.commands.arguments import add_generation, add_model, add_recipe, load_model, settings, tell_unfit
 from eet_lab.commands.command import Command
-from eet_lab.commands.terminal import ProgressLine, check_writable, stoppable
-from eet_lab.errors import Cancelled, EETError, RecipeError, ResultError
+from eet_lab.commands.terminal import check_writable, followed
+from eet_lab.errors import EETError, RecipeError, ResultError
 from eet_lab.words import told
 
 GUIDE = """\
@@ -29,10 +29,13 @@ the table that the notebook shows.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_prompts(parser)
     parser.add_argument(
-        "--recipe", default="all", metavar="WORDS", help="see `eet-lab techniques --help` (default: all)"
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="give it several times for a batch (default: eight ragged ones)",
     )
+    add_recipe(parser)
     parser.add_argument("--baseline", metavar="WORDS", help="compare with this recipe (default: the plain baseline)")
     parser.add_argument(
         "--ladder", action="store_true", help="add techniques one by one, then leave them out one by one"
@@ -62,11 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from eet_lab.bench.timeline import encode, write_trace
 
     check_writable(args.save, args.html, args.trace)
-    try:
-        result, steps, beside = loaded(args) if args.load else (*measured(args), {})
-    except Cancelled:
-        print("Stopped.")
-        return 130
+    result, steps, beside = loaded(args) if args.load else (*measured(args), {})
     print(result.to_text())
     if args.save:
         beside = beside | ({"timeline": encode(steps)} if steps else {})
@@ -108,27 +107,24 @@ def measured(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     check_repeats(args.repeats)
     if args.ladder and args.baseline is not None:
         raise RecipeError("--ladder always starts from the plain baseline: leave out --ladder or --baseline.")
-    model, line = load_model(args), ProgressLine(Clock())
+    model, baseline = load_model(args, args.model), args.baseline or ""
+    model.decoder  # noqa: B018  ModelError for a model without one
     tell_unfit(model, args.recipe)
-    baseline = args.baseline or ""
-    try:
-        with stoppable() as stop:
-            how: dict[str, Any] = {"progress": line, "cancel": stop, **settings(args)}
-            result: Any = (
-                ladder(model, args.prompt, args.recipe, repeats=args.repeats, **how)
-                if args.ladder
-                else compare(model, args.prompt, args.recipe, repeats=args.repeats, baseline=baseline, **how)
-            )
-            if not args.trace or getattr(result, "partial", False):
-                return result, None
+    with followed(Clock()) as (line, stop):
+        how: dict[str, Any] = {"progress": line, "cancel": stop, **settings(args)}
+        result: Any = (
+            ladder(model, args.prompt, args.recipe, repeats=args.repeats, **how)
+            if args.ladder
+            else compare(model, args.prompt, args.recipe, repeats=args.repeats, baseline=baseline, **how)
+        )
+        steps = None
+        if args.trace and not getattr(result, "partial", False):
             try:
-                return result, timelines(model, args.prompt, args.recipe, baseline=baseline, **how)
+                steps = timelines(model, args.prompt, args.recipe, baseline=baseline, **how)
             except EETError as problem:  # what was measured is not lost
                 line.clear()
                 print(f"There is no trace: {problem}", file=sys.stderr)
-                return result, None
-    finally:
-        line.clear()
+        return result, steps
 
 
 COMMAND = Command("compare", "time a recipe against the baseline, output checked", GUIDE, add_arguments, run)

@@ -6,10 +6,17 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from eet_lab.commands.arguments import NEW_TOKENS, add_generation, add_model, load_generator, settings, tell_unfit
+from eet_lab.commands.arguments import (
+    NEW_TOKENS,
+    add_generation,
+    add_model,
+    add_recipe,
+    load_model,
+    settings,
+    tell_unfit,
+)
 from eet_lab.commands.command import Command
-from eet_lab.commands.terminal import ProgressLine, stoppable
-from eet_lab.errors import Cancelled
+from eet_lab.commands.terminal import followed
 from eet_lab.words import counted
 
 GUIDE = """\
@@ -29,9 +36,7 @@ Ctrl-C stops at the next token and keeps what is there.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("prompts", nargs="+", metavar="PROMPT", help="what to continue")
-    parser.add_argument(
-        "--recipe", default="all", metavar="WORDS", help="see `eet-lab techniques --help` (default: all)"
-    )
+    add_recipe(parser)
     parser.add_argument("--ignore-eos", action="store_true", help="go on after a token that ends a text")
     add_generation(parser)
     parser.set_defaults(new_tokens=None)
@@ -44,31 +49,25 @@ def run(args: argparse.Namespace) -> int:
     from eet_lab.models.transcript import ended_by
     from eet_lab.texts import generate
 
-    model = load_generator(args)
+    model = load_model(args, args.model)
+    model.generator  # noqa: B018  ModelError for an encoder
     tell_unfit(model, args.recipe)
     if args.new_tokens is None:  # a small decoder of answers may have room for fewer
         room = model.config.context - 1 if isinstance(model.network, Seq2Seq) else NEW_TOKENS
         args.new_tokens = min(NEW_TOKENS, room)
     ends = () if args.ignore_eos else model.config.ends
     printer = Printer(args.prompts, ended_by(ends, model.decode), isinstance(model.network, Seq2Seq))
-    line = ProgressLine()
-    try:
-        with stoppable() as stop:
-            output = generate(
-                model,
-                args.prompts,
-                args.recipe,
-                stop_at_eos=not args.ignore_eos,
-                on_step=printer.on_step,
-                progress=line,
-                cancel=stop,
-                **settings(args),
-            )
-    except Cancelled:  # while kernels were being built
-        print("Stopped.")
-        return 130
-    finally:
-        line.clear()
+    with followed() as (line, stop):
+        output = generate(
+            model,
+            args.prompts,
+            args.recipe,
+            stop_at_eos=not args.ignore_eos,
+            on_step=printer.on_step,
+            progress=line,
+            cancel=stop,
+            **settings(args),
+        )
     printer.finish(output.texts)
     run = output.run
     ttft = "–" if run.ttft_ms is None else f"{run.ttft_ms:.1f} ms"

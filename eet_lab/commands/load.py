@@ -5,17 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from eet_lab.commands.arguments import read_key
 from eet_lab.commands.command import Command
-from eet_lab.commands.terminal import ProgressLine, check_writable, stoppable
+from eet_lab.commands.terminal import check_writable, followed
 from eet_lab.commands.traffic import add_traffic, check_limit, check_trace_alone, traffic_of
-from eet_lab.errors import Cancelled, TrafficError
+from eet_lab.errors import TrafficError
 from eet_lab.words import plain
-
-if TYPE_CHECKING:
-    from eet_lab.serving.load import Target
 
 GUIDE = """\
 Sends requests to a server with OpenAI's interface, each when it is due, whatever has become of those before (open
@@ -64,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send and print; 130 when stopped, 1 where requests failed or were lost."""
-    from eet_lab.serving.load import run_load
+    """Send and print; 1 where requests failed or were lost."""
+    from eet_lab.serving.load import Target, run_load
 
     check_writable(args.save)
     check_trace_alone(args)
@@ -74,28 +70,16 @@ def run(args: argparse.Namespace) -> int:
     for name in ("ttft", "tpot", "limit"):
         check_limit(name, getattr(args, name))
     limits = {"ttft_ms": args.ttft, "tpot_ms": args.tpot, "e2e_ms": args.limit}
-    target, line = _target(args), ProgressLine()
+    key = args.api_key_file and read_key(args.api_key_file)
+    target = Target(args.url, args.endpoint, args.model, key, args.text, not args.stop_at_eos, args.vocab_size)
     traffic = traffic_of(args, REQUESTS, lambda *_: RATE, LENGTHS, NEW_TOKENS, MOST_LENGTH)
-    try:
-        with stoppable() as stop:
-            loaded = run_load(target, traffic, seed=args.seed or 0, timeout_s=args.timeout, progress=line, cancel=stop)
-    except Cancelled:
-        print("Stopped.")
-        return 130
-    finally:
-        line.clear()
+    with followed() as (line, stop):
+        loaded = run_load(target, traffic, seed=args.seed or 0, timeout_s=args.timeout, progress=line, cancel=stop)
     print(loaded.report(**limits))
     if args.save:
         args.save.write_text(json.dumps(loaded.summary(**limits), indent=1) + "\n", encoding="utf-8")
         print(f"saved to {args.save}")
     return 1 if loaded.counts["failed"] or loaded.counts["lost"] else 0
-
-
-def _target(args: argparse.Namespace) -> Target:
-    from eet_lab.serving.load import Target
-
-    key = args.api_key_file and read_key(args.api_key_file)
-    return Target(args.url, args.endpoint, args.model, key, args.text, not args.stop_at_eos, args.vocab_size)
 
 
 COMMAND = Command("load", "put load on a server, and measure its answers", GUIDE, add_arguments, run)

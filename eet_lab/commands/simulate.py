@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eet_lab.commands.command import Command
-from eet_lab.commands.terminal import ProgressLine, check_writable, stoppable
+from eet_lab.commands.terminal import check_writable, followed
 from eet_lab.commands.traffic import add_traffic, check_limit, check_trace_alone, traffic_of
-from eet_lab.errors import Cancelled, CostError, SetupError, TrafficError
+from eet_lab.errors import CostError, SetupError, TrafficError
 
 if TYPE_CHECKING:
     from eet_lab.progress import Cancel, Progress
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate and print; 130 when stopped."""
+    """Simulate and print."""
     from eet_lab.commands.simulate_table import served_table
     from eet_lab.scheduling.cost_files import save_cost
 
@@ -78,17 +78,10 @@ def run(args: argparse.Namespace) -> int:
         print(card(args.card))
         return 0
     _check(args)
-    line = ProgressLine()
-    try:
-        with stoppable() as stop:
-            table = _table(args, line, stop)
-            traffic = _traffic(args, table)
-            found, remarks = _served(args, traffic, table, line, stop)
-    except Cancelled:
-        print("Stopped.")
-        return 130
-    finally:
-        line.clear()
+    with followed() as (line, stop):
+        table = _table(args, line, stop)
+        traffic = _traffic(args, table)
+        found, remarks = _served(args, traffic, table, line, stop)
     if not found:
         raise SetupError(f"No policy could be simulated. {'; '.join(remark.rstrip('.') for remark in remarks)}.")
     print(served_table(found, traffic, table, args.limit))

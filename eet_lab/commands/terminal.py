@@ -53,6 +53,17 @@ def stoppable() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def followed(clock: Clock | None = None) -> Iterator[tuple[ProgressLine, threading.Event]]:
+    """A run: the line that tells its progress, which is gone at the end, and the event that stops it."""
+    line = ProgressLine(clock)
+    try:
+        with stoppable() as stop:
+            yield line, stop
+    finally:
+        line.clear()
+
+
 class ProgressLine:
     """A `Progress` on stderr: one line that is written over on a terminal, and a line for each message elsewhere.
 

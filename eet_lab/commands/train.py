@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from eet_lab.commands.arguments import add_model
+from eet_lab.commands.arguments import add_model, add_recipe
 from eet_lab.commands.command import Command
-from eet_lab.commands.terminal import ProgressLine, stoppable
+from eet_lab.commands.terminal import followed
 
 GUIDE = """\
 Trains a small model from random weights, on data that is on every machine or is drawn, and tells its loss on what was
@@ -30,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("demo", metavar="NAME", help="which one: see above")
     parser.add_argument("--steps", type=int, metavar="N", help="steps of the optimizer (default: the model's own)")
-    parser.add_argument(
-        "--recipe", default="all", metavar="WORDS", help="see `eet-lab techniques --help` (default: all)"
-    )
+    add_recipe(parser)
     parser.add_argument("--save", type=Path, metavar="DIR", help="write the model there when it is done")
     add_model(parser, default=None)
 
@@ -54,12 +52,8 @@ def run(args: argparse.Namespace) -> int:
     recipe = Recipe.parse(args.recipe, device.partition(":")[0], demo.config.in_training)
     if args.save:
         check_folder(args.save, "The model", ModelError)  # before there is anything to lose
-    line = ProgressLine(Clock())
-    try:
-        with stoppable() as stop:
-            found = train_demo(demo, recipe.parts, device=device, dtype=dtype, progress=line, cancel=stop)
-    finally:
-        line.clear()
+    with followed(Clock()) as (line, stop):
+        found = train_demo(demo, recipe.parts, device=device, dtype=dtype, progress=line, cancel=stop)
     print(f"{demo.title}: {found.model.config.num_params:,} weights, {found.model.dtype} on {device}, {recipe}")
     if demo.which is not None:
         print(f"data: {demo.which()}")
