@@ -7,12 +7,11 @@ windowed means, temperature is slow. Reading faster costs time and shows nothing
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from eet_lab.errors import MonitorError
-from eet_lab.monitor.sources import Meter, MeteredSource
+from eet_lab.monitor.sources import Meter, Source
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons that void a timing. The others (idle, clocks set by a user,
 # display) do not take speed away from a running kernel.
@@ -45,14 +44,22 @@ class Driver:
 
 def find_driver() -> Driver:
     """What driver and GPUs this machine has. MonitorError, with NVML's own reason, when it cannot say."""
-    with _nvml() as nvml:
+    nvml = _start()
+    try:
         cuda = nvml.nvmlSystemGetCudaDriverVersion()
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        gpus = tuple(_describe(nvml, handle) for handle in handles)
+        gpus = tuple(
+            Gpu(_text(nvml.nvmlDeviceGetName(handle)), tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)))
+            for handle in handles
+        )
         return Driver(_text(nvml.nvmlSystemGetDriverVersion()), (cuda // 1000, cuda % 1000 // 10), gpus)
+    except nvml.NVMLError as error:
+        raise MonitorError(f"NVML stopped answering: {error}") from error
+    finally:
+        _stop(nvml)
 
 
-class NvmlSource(MeteredSource):
+class NvmlSource(Source):
     """One GPU by its UUID, never by its index: CUDA_VISIBLE_DEVICES renumbers devices, NVML does not.
 
     `device_uuid` may lack the "GPU-" or "MIG-" in front, as torch gives it. MonitorError when NVML lacks it.
@@ -97,15 +104,15 @@ class NvmlSource(MeteredSource):
             _stop(self._nvml)
 
     def _meters_of_device(self) -> list[Meter]:
-        nvml, handle = self._nvml, self._handle
+        nvml, handle, sensor = self._nvml, self._handle, self._nvml.NVML_TEMPERATURE_GPU
         return [
             self._memory_meter(),
             Meter({"energy_j": "J"}, lambda: (nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,)),
-            Meter({"sm_clock_mhz": "MHz"}, self._sm_clock),
+            Meter({"sm_clock_mhz": "MHz"}, lambda: (nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),)),
             self._power_meter(),
             Meter({"utilization_percent": "%", "memory_busy_percent": "%"}, self._utilization, 0.2),
             Meter({"throttle_bits": "bits"}, self._throttle_bits, 0.5),
-            Meter({"temperature_c": "°C"}, self._temperature, 1.0),
+            Meter({"temperature_c": "°C"}, lambda: (nvml.nvmlDeviceGetTemperature(handle, sensor),), 1.0),
         ]
 
     def _memory_meter(self) -> Meter:
@@ -140,15 +147,9 @@ class NvmlSource(MeteredSource):
 
         return Meter({"power_w": "W"}, instant if self._answers(instant) else mean, 0.2)
 
-    def _sm_clock(self) -> tuple[float, ...]:
-        return (self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM),)
-
     def _utilization(self) -> tuple[float, ...]:
         rates = self._nvml.nvmlDeviceGetUtilizationRates(self._handle)
         return rates.gpu, rates.memory
-
-    def _temperature(self) -> tuple[float, ...]:
-        return (self._nvml.nvmlDeviceGetTemperature(self._handle, self._nvml.NVML_TEMPERATURE_GPU),)
 
     def _throttle_bits(self) -> tuple[float, ...]:
         return (self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle),)
@@ -162,17 +163,6 @@ class NvmlSource(MeteredSource):
 
     def _reason(self, error: Exception) -> str:
         return f"not available under MIG ({error})" if self.uuid.startswith("MIG") else f"NVML: {error}"
-
-
-@contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
-    nvml = _start()
-    try:
-        yield nvml
-    except nvml.NVMLError as error:
-        raise MonitorError(f"NVML stopped answering: {error}") from error
-    finally:
-        _stop(nvml)
 
 
 def _start() -> Any:
@@ -200,10 +190,6 @@ def _find(nvml: Any, uuid: str) -> Any:
         with contextlib.suppress(nvml.NVMLError):
             return nvml.nvmlDeviceGetHandleByUUID(name)
     return nvml.nvmlDeviceGetHandleByUUID(names[-1])
-
-
-def _describe(nvml: Any, handle: Any) -> Gpu:
-    return Gpu(_text(nvml.nvmlDeviceGetName(handle)), tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)))
 
 
 def _text(value: str | bytes) -> str:

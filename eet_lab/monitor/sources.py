@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from eet_lab.errors import MonitorError
 
@@ -23,30 +23,6 @@ class Sample:
 
     t: float
     values: dict[str, float]
-
-
-class Source(Protocol):
-    """Where samples come from."""
-
-    name: str
-    label: str
-
-    @property
-    def metrics(self) -> Mapping[str, str]:
-        """Unit by name of what can be read."""
-
-    @property
-    def missing(self) -> Mapping[str, str]:
-        """Reason by name of what cannot."""
-
-    def read(self) -> dict[str, float]:
-        """The metrics that are due now, by name. Never raises for a metric that went away."""
-
-    def condition(self) -> list[str]:
-        """Why a timing taken now would be doubtful: a shared or throttled device. Empty when all is well."""
-
-    def close(self) -> None:
-        """Let go of the device."""
 
 
 @dataclass
@@ -63,8 +39,11 @@ class Meter:
         return dict(zip(self.units, map(float, self.call()), strict=True))
 
 
-class MeteredSource:
-    """A source made of meters. A meter that raises one of `errors` is turned off and its reason kept."""
+class Source:
+    """Where samples come from: meters, of which one that raises one of `errors` is turned off and its reason kept.
+
+    `metrics` has the unit, by name, of what can be read, and `missing` the reason, by name, of what cannot.
+    """
 
     def __init__(
         self,
@@ -73,20 +52,17 @@ class MeteredSource:
         meters: Iterable[Meter],
         errors: tuple[type[Exception], ...],
         missing: Mapping[str, str] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.name, self.label = name, label
-        self.metrics: dict[str, str] = {}
-        self.missing: dict[str, str] = dict(missing or {})
-        self._meters: list[Meter] = []
-        self._errors = errors
-        self._clock = clock
-        for meter in meters:
-            self._admit(meter)
+        self._meters, self._errors = list(meters), errors
+        self.metrics = {metric: unit for meter in self._meters for metric, unit in meter.units.items()}
+        self.missing = dict(missing or {})
+        for meter in tuple(self._meters):
+            self._try(meter)
 
     def read(self) -> dict[str, float]:
-        """The metrics that are due now, by name."""
-        now = self._clock()
+        """The metrics that are due now, by name. Never raises for a metric that went away."""
+        now = time.perf_counter()
         values: dict[str, float] = {}
         for meter in tuple(self._meters):
             if now >= meter.due:
@@ -95,17 +71,12 @@ class MeteredSource:
         return values
 
     def condition(self) -> list[str]:
-        """Nothing is known against a timing."""
+        """Why a timing taken now would be doubtful: a shared or throttled device. Empty when all is well."""
         return []
 
     def close(self) -> None:
         """Forget the meters; a later read yields nothing."""
         self._meters.clear()
-
-    def _admit(self, meter: Meter) -> None:
-        self._meters.append(meter)
-        self.metrics.update(meter.units)
-        self._try(meter)
 
     def _try(self, meter: Meter) -> dict[str, float]:
         try:
@@ -121,7 +92,7 @@ class MeteredSource:
         return str(error) or type(error).__name__
 
 
-class PsutilSource(MeteredSource):
+class PsutilSource(Source):
     """This process as the operating system sees it, for machines without a GPU: resident memory, CPU time."""
 
     def __init__(self, why: str = "no NVIDIA GPU found", missing: Mapping[str, str] | None = None) -> None:
