@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import metadata
 from pathlib import Path
 
 from eet_lab.doctor.check import Check
-from eet_lab.doctor.software import pip_install
+from eet_lab.doctor.software import installed, pip_install
 
 EXTENSIONS = {"anywidget": "anywidget", "@jupyter-widgets/jupyterlab-manager": "ipywidgets"}
 BROKEN_KERNELS = {"7.0.0": "loses widget updates that are sent from threads"}
@@ -26,9 +25,8 @@ def inspect_notebook() -> list[Check]:
 
 def check_kernel() -> Check:
     """An ipykernel whose threads can update widgets."""
-    try:
-        version = metadata.version("ipykernel")
-    except metadata.PackageNotFoundError:
+    version = installed("ipykernel")
+    if version is None:
         return Check("ipykernel", "fail", "not installed", pip_install("ipykernel!=7.0.0"))
     if version in BROKEN_KERNELS:
         return Check("ipykernel", "fail", f"{version} {BROKEN_KERNELS[version]}", pip_install("ipykernel>=7.3"))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
 from eet_lab.doctor.check import Check
-from eet_lab.doctor.software import pip_install
+from eet_lab.doctor.software import installed, pip_install
 from eet_lab.paths import constraints_file
 
 NUM_NAMED = 6
@@ -28,11 +26,3 @@ def check_pins() -> Check:
     more = f", and {len(named) - NUM_NAMED} more" if len(named) > NUM_NAMED else ""
     found = f"{len(named)} of {len(here)} are not the tried ones: {', '.join(named[:NUM_NAMED])}{more}"
     return Check("versions", "note", found, pip_install(*(f"{name}=={version}" for name, version in others.items())))
-
-
-def installed(name: str) -> str | None:
-    """The version of a distribution, without the build's own part ("+cpu"); None where it is not installed."""
-    try:
-        return metadata.version(name).partition("+")[0]
-    except metadata.PackageNotFoundError:
-        return None

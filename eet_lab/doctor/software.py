@@ -61,6 +61,14 @@ def check_python() -> Check:
     return Check("Python", "ok", found)
 
 
+def installed(name: str) -> str | None:
+    """The version of a distribution, without the build's own part ("+cpu"); None where it is not installed."""
+    try:
+        return metadata.version(name).partition("+")[0]
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def check_packages() -> Check:
     """Every requirement of the project, with its version."""
     from packaging.requirements import Requirement
@@ -74,15 +82,11 @@ def check_packages() -> Check:
         requirement = Requirement(line)
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
             continue
-        try:
-            version = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
-            wrong.append((requirement, "missing"))
-            continue
-        if requirement.specifier.contains(version, prereleases=True):
+        version = installed(requirement.name)
+        if version and requirement.specifier.contains(version, prereleases=True):
             num_right += 1
         else:
-            wrong.append((requirement, version))
+            wrong.append((requirement, version or "missing"))
     if wrong:
         found = "; ".join(f"{r.name} is {have}, needed {r.specifier or 'any'}" for r, have in wrong)
         return Check("packages", "fail", found, pip_install(*(f"{r.name}{r.specifier}" for r, _ in wrong)))
