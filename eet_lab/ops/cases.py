@@ -71,25 +71,37 @@ class Case:
         return getattr(reference, self.op)
 
     def call(self, op: Callable[..., Tensor], inputs: tuple[Any, ...], empty: Empty) -> Tensor:
-        """The op on its inputs; a mask goes by keyword."""
-        if self.op == "masked_attention":
+        """The op on its inputs; a mask, the last of them, goes by keyword."""
+        if self.op in ("masked_attention", "cross_attention"):
             return op(*inputs[:-1], mask=inputs[-1], empty=empty)
         return op(*inputs, empty=empty)
 
     def check(
         self, op: Callable[..., Tensor], shape: Shape, device: str, dtype: torch.dtype, seed: int = 0
     ) -> tuple[float, float]:
-        """Compare an op with the reference in fp64: (error, budget), both absolute.
+        """Compare an op with the reference: (error, budget), both absolute.
 
-        The budget is what the reference itself loses in `dtype`, twice, and four roundings of the largest number.
         Raises CaseFailed when the error is larger, a buffer was left unwritten, or its surroundings were written to.
         """
-        inputs, plain, empty = shape.inputs(device, dtype, seed), self.reference, RedZones()
-        precise, rounded, mine = copied(inputs, torch.float64), copied(inputs), copied(inputs)
-        exact, low = self.call(plain, precise, fresh), self.call(plain, rounded, fresh)
+        inputs, empty = shape.inputs(device, dtype, seed), RedZones()
+        mine = copied(inputs)
         self.poison(mine)
         got = self.call(op, mine, empty)
         empty.check()
+        error, budget = self.compared(shape, dtype, inputs, mine, got)
+        if not error <= budget:  # NaN is not
+            raise CaseFailed(f"{self.name}/{shape} {dtype}: error {error:.3g}, the budget is {budget:.3g}.")
+        return error, budget
+
+    def compared(
+        self, shape: Any, dtype: torch.dtype, inputs: tuple[Any, ...], mine: tuple[Any, ...], got: Tensor
+    ) -> tuple[float, float]:
+        """How far an output is from the reference in fp64, and how far it may be. `mine`: inputs as the op left them.
+
+        The budget is what the reference itself loses in `dtype`, twice, and four roundings of the largest number.
+        """
+        plain, precise, rounded = self.reference, copied(inputs, torch.float64), copied(inputs)
+        exact, low = self.call(plain, precise, fresh), self.call(plain, rounded, fresh)
         if got.shape != exact.shape or got.dtype != dtype:
             raise CaseFailed(
                 f"{self.name}/{shape}: {tuple(got.shape)} {got.dtype} instead of {tuple(exact.shape)} {dtype}."
@@ -99,10 +111,7 @@ class Case:
         if not got.numel():
             return 0.0, 0.0
         error, lost = (float((x.double() - exact).abs().max()) for x in (got, low))
-        budget = error_budget(lost, float(exact.abs().max()), dtype)
-        if not error <= budget:  # NaN is not
-            raise CaseFailed(f"{self.name}/{shape} {dtype}: error {error:.3g}, the budget is {budget:.3g}.")
-        return error, budget
+        return error, error_budget(lost, float(exact.abs().max()), dtype)
 
     def poison(self, inputs: tuple[Any, ...]) -> None:
         """Put NaN where attention without a mask must not look: in pads, behind the newest column, before windows."""

@@ -5,17 +5,15 @@ T tokens, S source tokens, H heads, G KV heads, D head dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from eet_lab.ops import reference
 from eet_lab.ops.cases import Case
 from eet_lab.ops.shapes import AttentionShape, Normal, Shape
-from eet_lab.ops.types import Empty, fresh
+from eet_lab.ops.types import fresh
 
 
 @dataclass(frozen=True)
@@ -52,10 +50,7 @@ class CrossShape(Shape):
 
 
 class CrossCase(Case):
-    """Cross attention, whose mask goes by keyword."""
-
-    def call(self, op: Callable[..., Tensor], inputs: tuple[Any, ...], empty: Empty) -> Tensor:
-        return op(*inputs[:-1], mask=inputs[-1], empty=empty)
+    """Cross attention, whose sources have pads."""
 
     def poison(self, inputs: tuple[Any, ...]) -> None:
         """NaN in pads of sources, where there is no mask over them."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from eet_lab.naming import TEXT, Form
 from eet_lab.ops import reference
-from eet_lab.ops.cases import Case, CaseFailed, RedZones
+from eet_lab.ops.cases import Case, CaseFailed, error_budget
 from eet_lab.ops.cuda.linear import takes_few
 from eet_lab.ops.int8 import quantized
 from eet_lab.ops.shapes import LinearShape, NamedShape, Normal, copied
@@ -57,7 +57,8 @@ class NextTokenShape(NamedShape):
         if self.int8:
             whole, scale = quantized(weight)
             head = Linear(whole, None, scale)
-        sampling = Sampling.of(reference.noise_keys(seed, self.B, device), asked(self, self.B), self.V)
+        limits = asked(self.B, self.temperature, self.top_k, 1.0, self.mixed)
+        sampling = Sampling.of(reference.noise_keys(seed, self.B, device), limits, self.V)
         return x, self.batch(device), norm, head, sampling
 
     def batch(self, device: str) -> Batch:
@@ -93,15 +94,11 @@ class NextTokenCase(Case):
     taken together, and how far below these it stands.
     """
 
-    def check(
-        self, op: Callable[..., Tensor], shape: Any, device: str, dtype: torch.dtype, seed: int = 0
+    def compared(
+        self, shape: Any, dtype: torch.dtype, inputs: tuple[Any, ...], mine: tuple[Any, ...], got: Tensor
     ) -> tuple[float, float]:
-        """Compare with the reference's logits in fp64: (how far a chosen token is beaten, what rounding explains)."""
-        inputs, empty = shape.inputs(device, dtype, seed), RedZones()
-        got = self.call(op, copied(inputs), empty)
-        empty.check()
-        if got.shape != (shape.B,) or got.dtype != torch.int64 or not bool(((got >= 0) & (got < shape.V)).all()):
-            raise CaseFailed(f"{self.name}/{shape}: {tuple(got.shape)} {got.dtype} is no token of {shape.V} a row.")
+        """By the reference's logits in fp64: (how far a chosen token is beaten, what rounding explains)."""
+        check_tokens(self, shape, got)
         if not shape.B:
             return 0.0, 0.0
         if shape.tied and bool((got[inputs[4].temperature == 0] >= shape.C).any()):
@@ -109,39 +106,24 @@ class NextTokenCase(Case):
         exact = reference.newest_logits(*copied(inputs[:4], torch.float64), empty=fresh)
         low = reference.newest_logits(*copied(inputs[:4]), empty=fresh)
         lost = float((low.double() - exact).abs().max())
-        budget = 2 * (2 * lost + 4 * torch.finfo(dtype).eps * float(exact.abs().max()))
-        error = float(beaten(exact, got, inputs[1], inputs[4], budget).amax())
-        if not error <= budget:  # NaN is not
-            raise CaseFailed(f"{self.name}/{shape} {dtype}: error {error:.3g}, the budget is {budget:.3g}.")
-        return error, budget
+        budget = 2 * error_budget(lost, float(exact.abs().max()), dtype)
+        return float(beaten(exact, got, inputs[1], inputs[4], budget).amax()), budget
 
 
-class HasLimits(Protocol):
-    """A shape that says how its tokens are chosen."""
-
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def mixed(self) -> bool: ...
+def check_tokens(case: Case, shape: Any, got: Tensor) -> None:
+    """CaseFailed for what is no token of the vocabulary in each row."""
+    if got.shape != (shape.B,) or got.dtype != torch.int64 or not bool(((got >= 0) & (got < shape.V)).all()):
+        raise CaseFailed(f"{case.name}/{shape}: {tuple(got.shape)} {got.dtype} is no token of {shape.V} a row.")
 
 
-def asked(shape: HasLimits, num_rows: int, top_p: float = 1.0) -> list[tuple[float, int, float]]:
-    """The temperature, top-k and top-p of each row. Mixed rows have all of the shape's limits, some of them, or none;
-    or a temperature of 0, whatever the limits are; or a top-k of all tokens.
+def asked(num_rows: int, T: float, k: int, p: float, mixed: bool) -> list[tuple[float, int, float]]:
+    """A temperature, top-k and top-p for each row. Mixed rows have all of these limits, some of them, or none; or a
+    temperature of 0, whatever the limits are; or a top-k of all tokens.
     """
-    T, k = shape.temperature, shape.top_k
-    turn = [
-        (T, k, top_p),
-        (0.0, 0, 1.0),
-        (T, 0, 1.0),
-        (T, k, 1.0),
-        (0.0, k, top_p),
-        (T, 2**31 - 1, top_p),
-        (T, 0, top_p),
-    ]
-    return [turn[row % len(turn)] if shape.mixed else turn[0] for row in range(num_rows)]
+    turn = [(T, k, p)]
+    if mixed:
+        turn += [(0.0, 0, 1.0), (T, 0, 1.0), (T, k, 1.0), (0.0, k, p), (T, 2**31 - 1, p), (T, 0, p)]
+    return [turn[row % len(turn)] for row in range(num_rows)]
 
 
 def beaten(exact: Tensor, got: Tensor, batch: Batch, sampling: Sampling, slack: float) -> Tensor:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from eet_lab.naming import TEXT, Form
 from eet_lab.ops import reference
-from eet_lab.ops.cases import Case, CaseFailed, RedZones
-from eet_lab.ops.next_token_case import NEXT_TOKEN, asked
+from eet_lab.ops.cases import Case, CaseFailed
+from eet_lab.ops.next_token_case import NEXT_TOKEN, asked, check_tokens
 from eet_lab.ops.shapes import NamedShape, Normal, Shape, copied
-from eet_lab.ops.types import Empty, Sampling, TokenBuffer
+from eet_lab.ops.types import Empty, Sampling, TokenBuffer, fresh
 
 MASS_ROUNDING = 1e-5  # of a sum of fp32 chances: a token this close to the top-p's end may be in or out
 
@@ -91,7 +91,8 @@ class ChooseShape(NamedShape):
 
     def sampling(self, noise: Tensor) -> Sampling:
         """What rows with these noise keys [B] ask for."""
-        return Sampling.of(noise, asked(self, len(noise), self.top_p), self.V)
+        limits = asked(len(noise), self.temperature, self.top_k, self.top_p, self.mixed)
+        return Sampling.of(noise, limits, self.V)
 
     def read_bytes(self, itemsize: int) -> int:
         """All logits once."""
@@ -183,30 +184,22 @@ class ChooseCase(Case):
         """The reference's plainest choice asks for no memory."""
         return op(*inputs) if op is reference.choose else op(*inputs, empty=empty)
 
-    def check(
-        self, op: Callable[..., Tensor], shape: Any, device: str, dtype: torch.dtype, seed: int = 0
+    def compared(
+        self, shape: Any, dtype: torch.dtype, inputs: tuple[Any, ...], mine: tuple[Any, ...], got: Tensor
     ) -> tuple[float, float]:
-        """Compare with the reference's rules in fp64: (how far the token is beaten, what rounding explains)."""
-        inputs, empty = shape.inputs(device, dtype, seed), RedZones()
-        logits, *_, positions, sampling = inputs
-        got = self.call(op, copied(inputs), empty)
-        empty.check()
-        if got.shape != (shape.B,) or got.dtype != torch.int64 or not bool(((got >= 0) & (got < shape.V)).all()):
-            raise CaseFailed(f"{self.name}/{shape}: {tuple(got.shape)} {got.dtype} is no token of {shape.V} a row.")
+        """By the reference's rules in fp64: (how far the token is beaten, what rounding explains)."""
+        check_tokens(self, shape, got)
         if not shape.B:
             return 0.0, 0.0
+        logits, *_, positions, sampling = inputs
         wrong = int((got != logits.argmax(-1))[sampling.temperature == 0].sum())
         if sampling.greedy or wrong:
-            error, budget = float(wrong), 0.0
-        else:
-            value, certain, possible = judged(logits, positions, sampling)
-            mine, each = got[:, None], torch.arange(shape.B, device=logits.device)
-            beaten = value.masked_fill(~certain, -torch.inf).amax(-1) - value.gather(-1, mine)[:, 0]
-            error = float(beaten.masked_fill(~possible[each, got], torch.inf).amax())
-            budget = 4 * torch.finfo(torch.float32).eps * float(value.abs().amax())
-        if not error <= budget:
-            raise CaseFailed(f"{self.name}/{shape} {dtype}: error {error:.3g}, the budget is {budget:.3g}.")
-        return error, budget
+            return float(wrong), 0.0
+        value, certain, possible = judged(logits, positions, sampling)
+        chosen = got[:, None]
+        behind = value.masked_fill(~certain, -torch.inf).amax(-1, keepdim=True) - value.gather(-1, chosen)
+        error = float(behind.masked_fill(~possible.gather(-1, chosen), torch.inf).amax())
+        return error, 4 * torch.finfo(torch.float32).eps * float(value.abs().amax())
 
 
 def judged(logits: Tensor, positions: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
@@ -241,17 +234,15 @@ class AdvanceCase(Case):
         op(*inputs, empty=empty)
         return inputs[0].tokens
 
-    def check(
-        self, op: Callable[..., Any], shape: Any, device: str, dtype: torch.dtype, seed: int = 0
+    def compared(
+        self, shape: Any, dtype: torch.dtype, inputs: tuple[Any, ...], mine: tuple[Any, ...], got: Tensor
     ) -> tuple[float, float]:
-        """Compare with the reference: (how many numbers differ, 0)."""
-        inputs = shape.inputs(device, dtype, seed)
-        mine, want = copied(inputs), copied(inputs)
-        self.call(op, mine, RedZones())
-        self.call(reference.advance, want, RedZones())
-        for name, got, expected in zip(TokenBuffer._fields, mine[0], want[0], strict=True):
-            if wrong := int((got != expected).sum()):
-                raise CaseFailed(f"{self.name}/{shape}: {wrong} of {got.numel()} numbers of {name} differ.")
+        """By the reference: (how many numbers differ, 0)."""
+        want = copied(inputs)
+        self.call(reference.advance, want, fresh)
+        for name, found, expected in zip(TokenBuffer._fields, mine[0], want[0], strict=True):
+            if wrong := int((found != expected).sum()):
+                raise CaseFailed(f"{self.name}/{shape}: {wrong} of {found.numel()} numbers of {name} differ.")
         return 0.0, 0.0
 
 
