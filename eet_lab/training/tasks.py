@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,10 +71,22 @@ class TrainTask:
     name: str
     labelled: Callable[[Example], tuple[Sequence[int], np.ndarray | None]]
     """The places of the tokens from whose states something is told, and the labels of these; None: the next tokens."""
-    head: Callable[[Any, Ops], Head]
+    logits: Callable[[Any, Ops, Tensor], Tensor]
+    """Those of hidden states, by a model and its ops."""
+    weights: Callable[[Any], Sequence[Any]]
+    """What of a model makes them, and is trained."""
     num_labels: Callable[[Any], int]
     needs: str = ""
     """What of `HEADS` the checkpoint must have."""
+
+    def head(self, model: Any, ops: Ops) -> Head:
+        """What makes logits, whose products another `linear` can make."""
+
+        def logits(states: Tensor, linear: Callable | None = None) -> Tensor:
+            used = ops if linear is None else replace(ops, norm_linear=partial(ops.norm_linear, linear=linear))
+            return self.logits(model, used, states)
+
+        return Head(logits, tuple(tensors(tuple(self.weights(model)))))
 
     def check(self, config: Config) -> None:
         """ModelError where such a model lacks what is trained."""
@@ -172,58 +185,33 @@ def _class(example: Example) -> tuple[Sequence[int], np.ndarray]:
     return (0,), array.reshape(1)
 
 
-def _head(logits: Callable[[Any, Ops, Tensor], Tensor], model: Any, ops: Ops, weights: Sequence[Tensor]) -> Head:
-    """One whose products another `linear` can make."""
-
-    def of(states: Tensor, linear: Callable | None = None) -> Tensor:
-        used = ops if linear is None else replace(ops, norm_linear=partial(ops.norm_linear, linear=linear))
-        return logits(model, used, states)
-
-    return Head(of, tuple(weights))
-
-
-def _of_words(model: Any, ops: Ops) -> Head:
-    return _head(decoder.logits, model, ops, tensors((model.norm, model.head)))
-
-
-def _of_answers(model: Any, ops: Ops) -> Head:
-    # What is added to logits is not trained.
-    return _head(decoder.logits, model, ops, tensors((model.decoder.norm, model.head.weight)))
-
-
-def _of_masked(model: Any, ops: Ops) -> Head:
-    weights = tensors((model.mlm_transform, model.mlm_norm, model.head))
-    return _head(lambda model, ops, states: model.mlm_logits(ops, states), model, ops, weights)
-
-
-def _of_classes(model: Any, ops: Ops) -> Head:
-    return _head(lambda model, ops, states: model.class_logits(ops, states), model, ops, model.class_weights)
-
-
-def _of_token_classes(model: Any, ops: Ops) -> Head:
-    weights = tensors(model.token_classes)
-    return _head(lambda model, ops, states: model.token_class_logits(ops, states), model, ops, weights)
-
-
-def _vocab(config: Any) -> int:
-    return config.vocab_size
+_vocab = attrgetter("vocab_size")
 
 
 def _num_classes(config: Any) -> int:
     return len(config.labels)
 
 
-LANGUAGE = TrainTask("language modeling", _next_tokens, _of_words, _vocab)
+LANGUAGE = TrainTask("language modeling", _next_tokens, decoder.logits, attrgetter("norm", "head"), _vocab)
 """Each token from those before it."""
-MASKED = TrainTask("masked language modeling", _at_their_places, _of_masked, _vocab, needs="mlm")
+MASKED = TrainTask(
+    "masked language modeling", _at_their_places, lambda model, ops, states: model.mlm_logits(ops, states),
+    attrgetter("mlm_transform", "mlm_norm", "head"), _vocab, needs="mlm",
+)  # fmt: skip
 """The tokens that stood where others stand now."""
-CLASSES = TrainTask("classification", _class, _of_classes, _num_classes, needs="classes")
+CLASSES = TrainTask(
+    "classification", _class, lambda model, ops, states: model.class_logits(ops, states), attrgetter("class_weights"),
+    _num_classes, needs="classes",
+)  # fmt: skip
 """The class of a text."""
 TOKEN_CLASSES = TrainTask(
-    "token classification", _at_their_places, _of_token_classes, _num_classes, needs="token_classes"
-)
+    "token classification", _at_their_places, lambda model, ops, states: model.token_class_logits(ops, states),
+    attrgetter("token_classes"), _num_classes, needs="token_classes",
+)  # fmt: skip
 """The class of each token."""
-SEQ2SEQ = TrainTask("sequence to sequence", _answer, _of_answers, _vocab)
+SEQ2SEQ = TrainTask(
+    "sequence to sequence", _answer, decoder.logits, attrgetter("decoder.norm", "head.weight"), _vocab
+)  # what is added to logits is not trained
 """The answer to a source, each token from those before it."""
 TASKS = {"language": LANGUAGE, "masked": MASKED, "classes": CLASSES, "token-classes": TOKEN_CLASSES}
 TASKS |= {"seq2seq": SEQ2SEQ}
