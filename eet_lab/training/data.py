@@ -152,39 +152,32 @@ class Examples(Numbered):
         return self.examples[number]
 
 
-class _TooShort(TrainingError):
-    """A text of fewer tokens than a row has."""
-
-    def __init__(self, what: str, num_tokens: int, row_tokens: int) -> None:
-        super().__init__(what, num_tokens, row_tokens)
-
-    def __str__(self) -> str:
-        what, num_tokens, row_tokens = self.args
-        return (
-            f"{what} has {counted(num_tokens, 'token')}, but a row has {row_tokens:,}. Give more text, or shorter rows."
-        )
-
-
 class Rows(Numbered):
     """Texts as rows of S tokens, one text behind the other, each after the end-of-text token where the model has one.
 
-    The rest of the last row is left out.
+    The rest of the last row is left out. `name` is what an error calls the texts.
     """
 
     unit = "row"
 
-    def __init__(self, tokens: Sequence[int] | np.ndarray, row_tokens: int, *, seed: int = 0) -> None:
+    def __init__(
+        self, tokens: Sequence[int] | np.ndarray, row_tokens: int, *, seed: int = 0, name: str = "The text"
+    ) -> None:
         check_whole(TrainingError, "row_tokens", row_tokens, 2, MOST)
         check_whole(TrainingError, "seed", seed, 0, MOST_SEED)
         self.ids = _in_one_row(tokens)
         self.row_tokens, self.seed = row_tokens, seed
         if len(self) == 0:
-            raise _TooShort("The text", len(self.ids), row_tokens)
+            raise TrainingError(
+                f"{name} has {counted(len(self.ids), 'token')}, but a row has {row_tokens:,}. Give more text, or "
+                "shorter rows."
+            )
 
     @classmethod
     def of_texts(
-        cls, model: Model, texts: Iterable[str | Mapping[str, Any]], row_tokens: int, *, seed: int = 0
-    ) -> Rows:
+        cls, model: Model, texts: Iterable[str | Mapping[str, Any]], row_tokens: int, *,
+        seed: int = 0, name: str = "The text",
+    ) -> Rows:  # fmt: skip
         """Texts as the model's tokens, or rows with a "text" each, such as a `Dataset` of the package datasets.
 
         Errors: TrainingError, ModelError for a model without a tokenizer.
@@ -194,16 +187,13 @@ class Rows(Numbered):
         end = [] if model.config.eos_id is None else [model.config.eos_id]
         read = (_text(row, f"Text {number}") for number, row in enumerate(texts, 1))
         tokens = (token for text in read for token in (*end, *model.encode(text)))
-        return cls(np.fromiter(tokens, np.int64).data, row_tokens, seed=seed)
+        return cls(np.fromiter(tokens, np.int64).data, row_tokens, seed=seed, name=name)
 
     @classmethod
     def of_file(cls, model: Model, path: str | Path, row_tokens: int, *, seed: int = 0) -> Rows:
         """A text file, or JSON lines with a "text" each. Errors: TrainingError."""
-        texts = read_texts(path)
-        try:
-            return cls.of_texts(model, texts, row_tokens, seed=seed)
-        except _TooShort as error:
-            raise _TooShort(f"The text of {visible(str(path))}", *error.args[1:]) from None
+        name = f"The text of {visible(str(path))}"
+        return cls.of_texts(model, read_texts(path), row_tokens, seed=seed, name=name)
 
     def __len__(self) -> int:
         return len(self.ids) // self.row_tokens

@@ -67,20 +67,14 @@ def _shuffled(name: str) -> int:
 
 def spelled(number: int) -> str:
     """A whole number below a million in words: "three hundred forty two thousand seven"."""
-    thousands, rest = divmod(number, 1000)
-    words = [*_below_thousand(thousands), "thousand"] if thousands else []
-    words += _below_thousand(rest) if rest or not thousands else []
-    return " ".join(words)
-
-
-def _below_thousand(number: int) -> list[str]:
-    hundreds, rest = divmod(number, 100)
-    words = [UNITS[hundreds], "hundred"] if hundreds else []
-    if rest >= len(UNITS):
-        words.append(TENS[rest // 10 - 2])
-        rest %= 10
-        return words + ([UNITS[rest]] if rest else [])
-    return words + ([UNITS[rest]] if rest or not hundreds else [])
+    for scale, word in ((1000, "thousand"), (100, "hundred")):
+        if number >= scale:
+            count, rest = divmod(number, scale)
+            return f"{spelled(count)} {word}" + (f" {spelled(rest)}" if rest else "")
+    if number < len(UNITS):
+        return UNITS[number]
+    tens, rest = divmod(number, 10)
+    return TENS[tens - 2] + (f" {UNITS[rest]}" if rest else "")
 
 
 def numbers(count: int, most_digits: int = 6, seed: int = 0) -> list[tuple[str, str]]:
