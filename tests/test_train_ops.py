@@ -22,8 +22,8 @@ from eet_lab.models.config import Config
 from eet_lab.models.decoder import mapped
 from eet_lab.ops import native, reference
 from eet_lab.ops.cuda import train_epilogue, train_norm
-from eet_lab.ops.noise import Dropout, token_keys
-from eet_lab.ops.types import Noise, Norm, all_kept, autograd, fresh
+from eet_lab.ops.noise import Dropout, Noise, all_kept, token_keys
+from eet_lab.ops.types import Norm, autograd, fresh
 from eet_lab.parts import Parts, replaced
 from eet_lab.technique import Recipe, known
 from eet_lab.training import Trainer

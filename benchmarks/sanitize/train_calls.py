@@ -11,8 +11,8 @@ from torch import Tensor
 
 from eet_lab.ops import reference
 from eet_lab.ops.cuda import train_embedding, train_epilogue, train_loss, train_norm, train_optimizer
-from eet_lab.ops.noise import Dropout
-from eet_lab.ops.types import Noise, Norm, autograd
+from eet_lab.ops.noise import Dropout, Noise
+from eet_lab.ops.types import Norm, autograd
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WORDS = (5, 23, 4099)  # fewer than a vector, and odd: rows begin anywhere

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.errors import KernelError
-from eet_lab.ops.noise import Dropout
+from eet_lab.ops.noise import Dropout, all_kept
 from eet_lab.ops.norms import norm
 from eet_lab.ops.rows import attend, attend_rows, biased, relative_bias
 from eet_lab.ops.types import KV, NO_EXTRAS, Batch, Empty, Extras, Spec, fresh, held
@@ -115,14 +115,14 @@ def masked_attention(
     *,
     mask: Tensor,
     empty: Empty,
-    drop: Dropout | None = None,
+    drop: Dropout = all_kept,
 ) -> Tensor:
     """Attention as EET's baseline had it: every score is computed, then a mask is added, [B,1,Q,K] or one of each head.
 
     [T,(H+2G)D] -> [T,HD].
     """
     q, keys, values = append(qkv, kv, batch, spec, extras, empty=empty)
-    kept, dropped = None, None if drop is None else drop.of_attention()
+    kept, dropped = None, drop.of_attention()
     if dropped is not None:
         kept = partial(dropped, tokens=torch.arange(len(q), device=q.device).view(len(keys), -1))
     return attend_masked(q, keys, values, mask, spec, empty, kept)
@@ -161,7 +161,7 @@ def attention(
     extras: Extras = NO_EXTRAS,
     *,
     empty: Empty,
-    drop: Dropout | None = None,
+    drop: Dropout = all_kept,
     attend_rows: Callable = attend_rows,
 ) -> Tensor:
     """Attention without a mask: a query sees columns begin .. its own, or the last of them. [T,(H+2G)D] -> [T,HD];

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.ops.attention import attend_masked
-from eet_lab.ops.noise import Dropout
+from eet_lab.ops.noise import Dropout, all_kept
 from eet_lab.ops.rows import attend_rows
 from eet_lab.ops.types import KV, Batch, Empty, Spec
 
@@ -26,7 +26,7 @@ def cross_attention(
     *,
     mask: Tensor | None = None,
     empty: Empty,
-    drop: Dropout | None = None,
+    drop: Dropout = all_kept,
     attend_rows: Callable = attend_rows,
 ) -> Tensor:
     """Each row's queries [T,HD] see all real tokens of its source, [S,G,D] as `source` lays them out -> [T,HD].
@@ -36,7 +36,7 @@ def cross_attention(
     """
     q, (keys, values) = q.unflatten(-1, (-1, spec.head_dim)), kv
     if mask is not None:
-        B, dropped = batch.num_rows, None if drop is None else drop.of_attention()
+        B, dropped = batch.num_rows, drop.of_attention()
         places = torch.arange(len(q), device=q.device)
         keys, values = (part.unflatten(0, (B, -1)).transpose(1, 2) for part in kv)
         kept = partial(dropped, tokens=places.view(B, -1), keys=source.positions.view(B, -1)) if dropped else None

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from eet_lab.ops.noise import Dropout, all_kept
 from eet_lab.ops.norms import norm
-from eet_lab.ops.types import Drop, Empty, Norm, all_kept
+from eet_lab.ops.types import Empty, Norm
 
 
 def embedded(
@@ -23,7 +24,7 @@ def embedded(
     scale: float = 1.0,
     padding: int | None = None,
     empty: Empty,
-    drop: Drop = all_kept,
+    drop: Dropout = all_kept,
 ) -> Tensor:
     """Token embedding times `scale`, plus position and type embedding, where there are such: ids, positions and types
     [T], tables [V,C], [S,C] and [types,C] -> [T,C].
@@ -56,7 +57,7 @@ def embed(
     scale: float = 1.0,
     padding: int | None = None,
     empty: Empty,
-    drop: Drop = all_kept,
+    drop: Dropout = all_kept,
     embedded: Callable = embedded,
 ) -> Tensor:
     """Token times `scale` plus position embedding, if there is one: ids and positions [T] -> [T,C]."""
@@ -64,7 +65,7 @@ def embed(
     return embedded(ids, positions, *tables, scale=scale, padding=padding, empty=empty, drop=drop)
 
 
-def dropped(x: Tensor, drop: Drop) -> Tensor:
+def dropped(x: Tensor, drop: Dropout) -> Tensor:
     """What a training pass keeps of hidden states: [T,C] -> [T,C]."""
     return drop(x)
 
@@ -81,7 +82,7 @@ def embed_norm(
     scale: float = 1.0,
     padding: int | None = None,
     empty: Empty,
-    drop: Drop = all_kept,
+    drop: Dropout = all_kept,
     embedded: Callable = embedded,
     norm: Callable = norm,
     dropped: Callable = dropped,

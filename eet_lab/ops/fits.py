@@ -37,14 +37,20 @@ class Shapes(Protocol):
     def spec(self) -> Spec: ...
 
 
-def refuses(why: Callable[[Shapes], str | None]) -> Callable[[Called], Called]:
-    """Declare which models an op does not take; a decorator. `why` tells the reason, or None for those it does."""
-    return partial(_declared, "unfit", why)
+def refuses(
+    models: Callable[[Shapes], str | None], weights: Callable[[torch.dtype], str | None] | None = None
+) -> Callable[[Called], Called]:
+    """Declare which models an op does not take, and which types of weights it does not train; a decorator. Each tells
+    the reason, or None.
+    """
 
+    def declared(op: Called) -> Called:
+        op.unfit = models  # type: ignore[attr-defined]
+        if weights is not None:
+            op.untrainable = weights  # type: ignore[attr-defined]
+        return op
 
-def refuses_training(why: Callable[[torch.dtype], str | None]) -> Callable[[Called], Called]:
-    """Declare which types of weights an op does not train."""
-    return partial(_declared, "untrainable", why)
+    return declared
 
 
 def reads_rows_on_device(op: Called) -> Called:
@@ -58,11 +64,6 @@ def reads_rows_on_device(op: Called) -> Called:
 def has_rows_on_device(op: Callable | None) -> bool:
     """Whether an op declares that."""
     return getattr(op, "rows_on_device", False)
-
-
-def _declared(name: str, why: Callable, op: Called) -> Called:
-    setattr(op, name, why)
-    return op
 
 
 def unfit(op: Callable, model: Shapes) -> str | None:

@@ -5,14 +5,12 @@ T tokens, B rows, C channels, H heads, Q queries and K keys of a row, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-
-from eet_lab.ops.types import Noise
 
 Whole = TypeVar("Whole", int, Tensor)
 
@@ -46,11 +44,12 @@ def gumbel(noise: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
     return uniform.log_().neg_().log_().neg_()
 
 
-class DropsWeights(Protocol):
-    """What one attention drops."""
+class Noise(NamedTuple):
+    """What one call of a pass drops: element [t,c] is drawn from mix(tokens[t] + call) and c."""
 
-    def __call__(self, weights: Tensor, tokens: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Weights [B,H,Q,K] of tokens [B,Q] of the pass among each other, or for keys of positions [B,K]."""
+    tokens: Tensor  # [T] int64 keys
+    call: int
+    p: float  # the share that is dropped
 
 
 class Dropout:
@@ -78,14 +77,17 @@ class Dropout:
         return _Dropped.apply(x, mix(noise.tokens + noise.call)[:, None], channels, noise.p)
 
     def noise(self) -> Noise | None:
-        """What the next call drops; None: nothing."""
+        """What the next call drops, for a kernel that drops on its way; None: nothing."""
         if not self.p:
             return None
         self._num_calls += 1
         return Noise(self.tokens, self._num_calls, self.p)
 
-    def of_attention(self) -> DropsWeights | None:
-        """What the next attention drops of its weights, wherever it computes them; None: nothing."""
+    def of_attention(self) -> Callable[..., Tensor] | None:
+        """What the next attention drops of its weights, wherever it computes them; None: nothing.
+
+        It takes weights [B,H,Q,K] of tokens [B,Q] of the pass among each other, or for keys of positions [B,K].
+        """
         if not self.attention_p:
             return None
         self._num_calls += 1
@@ -98,6 +100,10 @@ class Dropout:
             return _Dropped.apply(weights, rows, positions[:, None, None], self.attention_p)
 
         return dropped
+
+
+all_kept = Dropout(0.0, 0.0, torch.empty(0), torch.empty(0))
+"""The dropout of everything but training: none."""
 
 
 class _Dropped(torch.autograd.Function):

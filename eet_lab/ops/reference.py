@@ -16,9 +16,9 @@ from eet_lab.ops.attention import append, attention, dense_mask, gathered, heads
 from eet_lab.ops.cross_attention import cross_attention, cross_mask
 from eet_lab.ops.embeddings import dropped, embed, embed_norm, embedded
 from eet_lab.ops.int8 import dequantized
-from eet_lab.ops.noise import gumbel, noise_keys
+from eet_lab.ops.noise import Dropout, all_kept, gumbel, noise_keys
 from eet_lab.ops.norms import norm, softmax
-from eet_lab.ops.types import Batch, Choice, Drop, Empty, Layer, Linear, Norm, Sampling, TokenBuffer, all_kept
+from eet_lab.ops.types import Batch, Choice, Empty, Layer, Linear, Norm, Sampling, TokenBuffer
 
 __all__ = [
     "activate",
@@ -109,7 +109,7 @@ def norm_linear(
     return linear_act(x if norm_w is None else norm(x, norm_w, empty=empty), w, act, empty=empty, linear=linear)
 
 
-def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, drop: Drop = all_kept) -> Tensor:
+def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, drop: Dropout = all_kept) -> Tensor:
     """linear(x) + residual: [T,C], [T,N] -> [T,N]. It may write into `residual`: use only the result."""
     y = drop(linear(x, w, empty=empty))
     return torch.add(y, residual, out=empty("residual", residual.shape, x))
@@ -122,7 +122,7 @@ def linear_residual_norm(
     norm_w: Norm,
     *,
     empty: Empty,
-    drop: Drop = all_kept,
+    drop: Dropout = all_kept,
     linear_residual: Callable = linear_residual,
     norm: Callable = norm,
 ) -> Tensor:

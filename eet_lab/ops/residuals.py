@@ -5,29 +5,18 @@ C channels.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
 from eet_lab.ops.types import Empty, Linear, Norm
 
-Normed = TypeVar("Normed", bound=Callable)
 PassesOn = Callable[..., tuple[Tensor, Tensor]]
 """A norm that also gives the x that it has read, [T,C] -> [T,C] and x: its backward pass gets both gradients."""
 
 
-def passed_on_by(norm: PassesOn) -> Callable[[Normed], Normed]:
-    """Declare the version of a norm that passes x on; a decorator."""
-
-    def tag(plain: Normed) -> Normed:
-        plain.passes_on = norm  # type: ignore[attr-defined]
-        return plain
-
-    return tag
-
-
 def passes_on(norm: Callable | None) -> PassesOn | None:
-    """The version of a norm that passes x on, or None."""
+    """The version of a norm that passes x on, which is its attribute of this name, or None."""
     return getattr(norm, "passes_on", None)
 
 

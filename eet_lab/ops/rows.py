@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
 from eet_lab.errors import KernelError
-from eet_lab.ops.noise import Dropout
+from eet_lab.ops.noise import Dropout, all_kept
 from eet_lab.ops.types import NO_EXTRAS, Batch, Empty, Extras, Spec
 
 
@@ -30,7 +30,7 @@ def attend_rows(
     extras: Extras = NO_EXTRAS,
     *,
     empty: Empty,
-    drop: Dropout | None = None,
+    drop: Dropout = all_kept,
 ) -> Tensor:
     """Each row's queries [T,H,D] see the real tokens of its source, keys and values [S,G,D] -> [T,HD]: one call for
     neighbours of the same lengths. A pad's own output is 0. `source` is `batch` where tokens see each other.
@@ -43,7 +43,7 @@ def attend_rows(
         out = torch.zeros_like(q)  # what each call gives is written into it, which PyTorch differentiates
     elif sum(count for _, count in spans[0]) < len(q):
         out.zero_()
-    places, dropped = torch.arange(len(q), device=q.device), None if drop is None else drop.of_attention()
+    places, dropped = torch.arange(len(q), device=q.device), drop.of_attention()
     for rows, seen in together(*map(alike, spans)):
         if not rows.count or not seen.count:  # an empty text, such as those that fill a pass up
             continue

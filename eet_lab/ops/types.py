@@ -224,36 +224,6 @@ def autograd(name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype
     return None
 
 
-class Noise(NamedTuple):
-    """What one call of a pass drops: element [t,c] is drawn from mix(tokens[t] + call) and c (`ops.noise`)."""
-
-    tokens: Tensor  # [T] int64 keys
-    call: int
-    p: float  # the share that is dropped
-
-
-class Drop(Protocol):
-    """What a training pass drops of hidden states: `ops.noise.Dropout`, or nothing."""
-
-    def __call__(self, x: Tensor, /) -> Tensor:
-        """[T,C] -> [T,C]."""
-
-    def noise(self) -> Noise | None:
-        """The same call, for a kernel that drops on its way; None: nothing is dropped."""
-
-
-class _AllKept:
-    def __call__(self, x: Tensor, /) -> Tensor:
-        return x
-
-    def noise(self) -> None:
-        return None
-
-
-all_kept = _AllKept()
-"""The dropout of everything but training: none."""
-
-
 def held(value: Tensor, out: Tensor | None) -> Tensor:
     """A value in the memory that `empty` gave, or where it is."""
     return value if out is None else out.copy_(value)

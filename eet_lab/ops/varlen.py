@@ -13,8 +13,8 @@ from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn.functional import pad
 
 from eet_lab.errors import KernelError
-from eet_lab.ops.fits import Shapes, refuses, refuses_training
-from eet_lab.ops.noise import Dropout
+from eet_lab.ops.fits import Shapes, refuses
+from eet_lab.ops.noise import Dropout, all_kept
 from eet_lab.ops.rows import attend
 from eet_lab.ops.types import NO_EXTRAS, Batch, Empty, Extras, Spec
 
@@ -42,8 +42,7 @@ def _untrainable(dtype: torch.dtype) -> str | None:
     return f"packed attention computes in float16 and bfloat16, not {_name(dtype)}. Load the model in bfloat16"
 
 
-@refuses(_unfit)
-@refuses_training(_untrainable)
+@refuses(_unfit, _untrainable)
 def attend_packed(
     q: Tensor,
     k: Tensor,
@@ -54,7 +53,7 @@ def attend_packed(
     extras: Extras = NO_EXTRAS,
     *,
     empty: Empty,
-    drop: Dropout | None = None,
+    drop: Dropout = all_kept,
 ) -> Tensor:
     """`attend_rows` by one call: queries [T,H,D], keys and values [S,G,D] -> [T,HD]. PyTorch chooses the memory.
 
@@ -73,7 +72,7 @@ def attend_packed(
     if batch.keys.padded or source.keys.padded:
         raise KernelError("Packed attention reads rows end to end, and this pass has pads. Turn packed_prefill on.")
     has_window = spec.window is not None and spec.window < batch.max_q
-    dropout_p = 0.0 if drop is None else drop.attention_p
+    dropout_p = drop.attention_p
     if has_window or not (is_rectangle(batch) and is_rectangle(source)):
         return _flash(q, k, v, batch, source, spec, dropout_p).flatten(1)
     q, k, v = (part.unflatten(0, (batch.num_rows, -1)) for part in (q, k, v))

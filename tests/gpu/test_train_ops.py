@@ -18,9 +18,9 @@ from eet_lab.models import load
 from eet_lab.models.decoder import mapped
 from eet_lab.ops import reference
 from eet_lab.ops.cuda import train_embedding, train_epilogue, train_norm
-from eet_lab.ops.noise import Dropout, token_keys
+from eet_lab.ops.noise import Dropout, all_kept, token_keys
 from eet_lab.ops.residuals import Residuals
-from eet_lab.ops.types import Linear, Norm, all_kept, autograd
+from eet_lab.ops.types import Linear, Norm, autograd
 from eet_lab.technique import Recipe
 from eet_lab.training import Example, Trainer
 from gpu.launches import replayed

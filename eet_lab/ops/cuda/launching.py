@@ -13,15 +13,13 @@ from torch import Tensor
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.fits import Shapes, refuses, unfit
-from eet_lab.ops.noise import SEVERAL
-from eet_lab.ops.types import Noise
+from eet_lab.ops.noise import SEVERAL, Noise
+from eet_lab.ops.reference import GATED
 
 DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-ACTS: dict[str | None, int] = {
-    None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "silu": 4, "tanh": 5, "swiglu": 4, "geglu": 1,
-}  # fmt: skip
+ACTS: dict[str | None, int] = {None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "silu": 4, "tanh": 5}
+ACTS |= {gated: ACTS[act] for gated, act in GATED.items()}
 """Activations by name, numbered as in csrc/eet/activation.cuh; a gated one has the number of its gates' activation."""
-GATED = ("swiglu", "geglu")
 REMEDY = "Plain PyTorch's ops take any: leave the fused kernels out."
 """The remedy for sizes of a model that kernels do not take."""
 
@@ -153,9 +151,9 @@ def at(x: Tensor | None) -> int | None:
     return address
 
 
-def check(x: Tensor, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """KernelError where a tensor is not what the kernel needs."""
-    if x.shape != shape or x.dtype != dtype or not x.is_contiguous():
+def check(x: Tensor | None, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """KernelError where a tensor, if there is one, is not what the kernel needs."""
+    if x is not None and (x.shape != shape or x.dtype != dtype or not x.is_contiguous()):
         raise KernelError(
             f"{name} is {tuple(x.shape)} {x.dtype}{'' if x.is_contiguous() else ', not contiguous'}; "
             f"the kernel needs {tuple(shape)} {dtype}, contiguous. {_made_fit(x, dtype, shape)}"

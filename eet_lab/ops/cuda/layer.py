@@ -17,7 +17,6 @@ from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.cuda.launching import (
     DTYPES,
-    GATED,
     Limits,
     at,
     check,
@@ -29,6 +28,7 @@ from eet_lab.ops.cuda.launching import (
 )
 from eet_lab.ops.cuda.plan import BARRIER_BYTES, CHUNK, CHUNKS, STAGE_OUTPUTS, WARPS, ceil, odd_stride
 from eet_lab.ops.fits import Shapes, refuses
+from eet_lab.ops.reference import GATED
 from eet_lab.ops.types import Empty, Layer, Linear, Norm
 
 MOST_TOKENS = 2
@@ -158,12 +158,10 @@ def _check_layers(w: Layer, following: Layer | None, dtype: torch.dtype) -> None
         norms.append(("the next norm_1", following.norm_1))
     for name, linear, shape in linears:
         check(linear.weight, f"{name}'s weight", dtype, shape)
-        if linear.bias is not None:
-            check(linear.bias, f"{name}'s bias", dtype, shape[:1])
+        check(linear.bias, f"{name}'s bias", dtype, shape[:1])
     for name, norm in norms:
         check(norm.weight, f"{name}'s weight", dtype, (C,))
-        if norm.bias is not None:
-            check(norm.bias, f"{name}'s bias", dtype, (C,))
+        check(norm.bias, f"{name}'s bias", dtype, (C,))
 
 
 def _sizes(w: Layer) -> Sizes:

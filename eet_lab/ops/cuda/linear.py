@@ -16,7 +16,6 @@ from eet_lab.ops.cuda import choice, int8
 from eet_lab.ops.cuda.gate import gate
 from eet_lab.ops.cuda.launching import (
     DTYPES,
-    GATED,
     REMEDY,
     Limits,
     at,
@@ -30,6 +29,7 @@ from eet_lab.ops.cuda.launching import (
 )
 from eet_lab.ops.cuda.norm import check_residual_norm, norm, residual_norm
 from eet_lab.ops.fits import refuses
+from eet_lab.ops.reference import GATED
 from eet_lab.ops.types import Empty, Linear, Norm
 
 PRODUCTS = ("linear", "vector_linear", "register_linear", "wgmma_linear", "int8_linear", "dequantize")
@@ -308,19 +308,16 @@ def _stream(
 ) -> None:
     """The product of few tokens, with all that surrounds it, in one launch that streams the weights."""
     T, (N, C) = len(x if rows is None else rows), w.weight.shape
-    norm_weight = norm_bias = None
-    if norm_w is not None:
-        norm_weight, norm_bias = norm_w.weight, norm_w.bias
-        check(norm_weight, "norm weight", x.dtype, (C,))
-        if norm_bias is not None:
-            check(norm_bias, "norm bias", x.dtype, (C,))
+    norm_weight, norm_bias, eps = norm_w or (None, None, 0.0)
+    check(norm_weight, "norm weight", x.dtype, (C,))
+    check(norm_bias, "norm bias", x.dtype, (C,))
     kernel, sizes = choice.streamed(
         T, N, C, x.element_size(), norm_w is not None, rows is not None, act in GATED, residual is not None,
         0 if w.scale is None else w.scale.shape[1], gpu(),
     )  # fmt: skip
     arguments = {
         **sizes, "out": at(out), "x": at(x), "weight": at(w.weight), "bias": at(w.bias), "residual": at(residual),
-        "norm_weight": at(norm_weight), "norm_bias": at(norm_bias), "eps": 0.0 if norm_w is None else norm_w.eps,
+        "norm_weight": at(norm_weight), "norm_bias": at(norm_bias), "eps": eps,
         "dtype": DTYPES[x.dtype], "act": number_of(act), "dependent": dependent, "stream": stream_of(x),
     }  # fmt: skip
     library = native.loaded(kernel)
@@ -376,6 +373,5 @@ def _check_linear(x: Tensor, w: Linear, act: str | None = None) -> tuple[int, in
         check(w.weight, "weight", dtype, (N, C))
     if w.scale is not None:
         check(w.scale, "scale", torch.float32, (N, w.scale.shape[1]))
-    if w.bias is not None:
-        check(w.bias, "bias", x.dtype, (N,))
+    check(w.bias, "bias", x.dtype, (N,))
     return T, C, N

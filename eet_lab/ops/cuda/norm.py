@@ -40,8 +40,7 @@ def norm(
     if C % 8:
         raise KernelError(f"x has {C} channels; the norm kernel needs a multiple of 8. {REMEDY}")
     check(w.weight, "the norm's weight", x.dtype, (C,))
-    if w.bias is not None:
-        check(w.bias, "the norm's bias", x.dtype, (C,))
+    check(w.bias, "the norm's bias", x.dtype, (C,))
     out = empty("normed", x.shape, x)
     if x.is_meta or not T:
         return out
@@ -71,9 +70,8 @@ def check_residual_norm(residual: Tensor, w: Norm) -> None:
         raise KernelError(
             f"The residual has {C:,} channels; its norm takes a multiple of 8, at most {MOST_HELD:,}. {REMEDY}"
         )
-    for name, part in (("weight", w.weight), ("bias", w.bias)):
-        if part is not None:
-            check(part, f"the norm's {name}", residual.dtype, (C,))
+    check(w.weight, "the norm's weight", residual.dtype, (C,))
+    check(w.bias, "the norm's bias", residual.dtype, (C,))
 
 
 @needs("softmax")

@@ -16,16 +16,14 @@ def rotation(qkv: Tensor, positions: Tensor, spec: Spec, extras: Extras) -> dict
     """The rotation of qkv [T,(H+2G)D], for launchers; KernelError for tensors that are not as the kernels need them."""
     T, D = len(qkv), spec.head_dim
     check(positions, "positions", torch.int64, (T,))
-    norms = [None if norm is None else norm.weight for norm in (extras.q_norm, extras.k_norm)]
-    for weight, name in zip(norms, ("q_norm", "k_norm"), strict=True):
-        if weight is not None:
-            check(weight, f"the weight of {name}", qkv.dtype, (D,))
-    if extras.inv_freq is not None:
-        check(extras.inv_freq, "inv_freq", torch.float32, (D // 2,))
+    q_norm, k_norm = (None if norm is None else norm.weight for norm in (extras.q_norm, extras.k_norm))
+    check(q_norm, "the weight of q_norm", qkv.dtype, (D,))
+    check(k_norm, "the weight of k_norm", qkv.dtype, (D,))
+    check(extras.inv_freq, "inv_freq", torch.float32, (D // 2,))
     return {
         "positions": positions.data_ptr(),
-        "q_norm": at(norms[0]),
-        "k_norm": at(norms[1]),
+        "q_norm": at(q_norm),
+        "k_norm": at(k_norm),
         "inv_freq": at(extras.inv_freq),
         "factor": spec.rope_factor,  # of cosines and sines
         "eps": extras.q_norm.eps if extras.q_norm else 0.0,

@@ -10,14 +10,14 @@ from torch import Tensor
 from eet_lab.ops import native
 from eet_lab.ops.cuda.launching import DTYPES, at, check, drop_arguments, needs, stream_of, unfit_width, untrainable
 from eet_lab.ops.cuda.plan import ceil
-from eet_lab.ops.fits import refuses, refuses_training
-from eet_lab.ops.types import Drop, Empty, Noise, all_kept
+from eet_lab.ops.fits import refuses
+from eet_lab.ops.noise import Dropout, Noise, all_kept
+from eet_lab.ops.types import Empty
 
 PART = 32  # tokens whose gradients a warp adds up
 
 
-@refuses(unfit_width)
-@refuses_training(untrainable)
+@refuses(unfit_width, untrainable)
 @needs("train_embedding")
 def embedded(
     ids: Tensor,
@@ -30,7 +30,7 @@ def embedded(
     scale: float = 1.0,
     padding: int | None = None,
     empty: Empty,
-    drop: Drop = all_kept,
+    drop: Dropout = all_kept,
 ) -> Tensor:
     """The sum of a token's embeddings: see `reference.embedded`. One launch; backward a sort and two for each table."""
     indices = ids, positions, types
@@ -60,8 +60,7 @@ class _Embedded(torch.autograd.Function):
             if table is not None:
                 check(table, f"the {name} embedding", token.dtype, (len(table), C))
         for name, index in (("ids", ids), ("positions", positions), ("types", types)):
-            if index is not None:
-                check(index, name, torch.int64, (T,))
+            check(index, name, torch.int64, (T,))
         out = token.new_empty(T, C)
         if T:
             native.loaded("train_embedding").eet_train_embed(

@@ -14,7 +14,6 @@ from torch import Tensor
 from eet_lab.ops import native, reference
 from eet_lab.ops.cuda.launching import (
     DTYPES,
-    GATED,
     at,
     check,
     drop_arguments,
@@ -27,15 +26,15 @@ from eet_lab.ops.cuda.launching import (
     untrainable,
 )
 from eet_lab.ops.cuda.plan import ceil
-from eet_lab.ops.fits import refuses, refuses_training
-from eet_lab.ops.types import Drop, Empty, Linear, Noise, all_kept
+from eet_lab.ops.fits import refuses
+from eet_lab.ops.noise import Dropout, Noise, all_kept
+from eet_lab.ops.types import Empty, Linear
 
 WARPS, VECTOR_BYTES = 8, 16  # rows that a block has at a time, each a warp's
 BLOCKS = {False: 4, True: 3}  # of a multiprocessor, by whether it is gated: one wave
 
 
-@refuses(unfit_layers)
-@refuses_training(untrainable)
+@refuses(unfit_layers, untrainable)
 @needs("train_epilogue")
 def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty, linear: Callable = reference.linear) -> Tensor:
     """act(linear(x)): [T,C] -> [T,F]. Of an activated layer the product without its bias is kept, and nothing else."""
@@ -46,19 +45,17 @@ def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty, linear: C
     return Epilogue.apply(linear(x, w._replace(bias=None), empty=empty), w.bias, None, act, None)
 
 
-@refuses(unfit_width)
-@refuses_training(untrainable)
+@refuses(unfit_width, untrainable)
 @needs("train_epilogue")
-def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, drop: Drop = all_kept) -> Tensor:
+def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, drop: Dropout = all_kept) -> Tensor:
     """linear(x) + residual: [T,C], [T,N] -> [T,N]. Kept is nothing; what is dropped is drawn again."""
     y = reference.linear(x, w._replace(bias=None), empty=empty)
     return Epilogue.apply(y, w.bias, residual, None, drop.noise())
 
 
-@refuses(unfit_width)
-@refuses_training(untrainable)
+@refuses(unfit_width, untrainable)
 @needs("train_epilogue")
-def dropped(x: Tensor, drop: Drop) -> Tensor:
+def dropped(x: Tensor, drop: Dropout) -> Tensor:
     """What a training pass keeps of hidden states: [T,C] -> [T,C]."""
     noise = drop.noise()
     return x if noise is None else Epilogue.apply(x, None, None, None, noise)
@@ -101,11 +98,10 @@ class Epilogue(torch.autograd.Function):
 def epilogue(y: Tensor, bias: Tensor | None, residual: Tensor | None, act: str | None, noise: Noise | None) -> Tensor:
     """drop(act(y + bias)) + residual: y [T,N], bias [N], residual [T,F] -> [T,F]. One launch; F a multiple of 8."""
     (T, N), dtype = y.shape, y.dtype
-    F = N // 2 if act in GATED else N
+    F = N // 2 if act in reference.GATED else N
     check(y, "y", dtype, (T, N))
     for name, part, shape in (("bias", bias, (N,)), ("residual", residual, (T, F))):
-        if part is not None:
-            check(part, name, dtype, shape)
+        check(part, name, dtype, shape)
     out = y.new_empty(T, F)
     native.loaded("train_epilogue").eet_train_epilogue(
         out=at(out), y=at(y), bias=at(bias), residual=at(residual), **drop_arguments(noise, T), **_how(act, y, F),
@@ -128,7 +124,7 @@ def epilogue_backward(
     to do.
     """
     T, F = dout.shape
-    N = 2 * F if act in GATED else F
+    N = 2 * F if act in reference.GATED else F
     is_same = act is None and noise is None
     dy = None if is_same else dout.new_empty(T, N)
     dbias = dout.new_empty(N) if wants_bias else None
@@ -144,7 +140,7 @@ def epilogue_backward(
 
 def _how(act: str | None, x: Tensor, F: int) -> dict[str, Any]:
     """The rest of the arguments of both launchers."""
-    gated, strips = act in GATED, ceil(F * x.element_size(), 32 * VECTOR_BYTES)
+    gated, strips = act in reference.GATED, ceil(F * x.element_size(), 32 * VECTOR_BYTES)
     R = max(1, min(ceil(len(x), WARPS), BLOCKS[gated] * gpu().num_blocks // strips))
     how = {"act": number_of(act), "gated": gated, "dtype": DTYPES[x.dtype]}
     return how | {"T": len(x), "F": F, "R": R, "stream": stream_of(x)}

@@ -11,8 +11,7 @@ from eet_lab.ops import native
 from eet_lab.ops.cuda.launching import DTYPES, at, gpu, needs, stream_of, untrainable
 from eet_lab.ops.cuda.norm import norm as normed
 from eet_lab.ops.cuda.plan import ceil
-from eet_lab.ops.fits import Shapes, refuses, refuses_training
-from eet_lab.ops.residuals import passed_on_by
+from eet_lab.ops.fits import Shapes, refuses
 from eet_lab.ops.types import Empty, Norm, fresh
 
 MOST_CHANNELS = 8192  # of a row that a team of 16 warps holds
@@ -32,15 +31,16 @@ def norm_passing_on(x: Tensor, w: Norm, *, empty: Empty) -> tuple[Tensor, Tensor
     return _Norm.apply(x, w.weight, w.bias, w.eps)
 
 
-@passed_on_by(norm_passing_on)
-@refuses(_unfit)
-@refuses_training(untrainable)
+@refuses(_unfit, untrainable)
 @needs("norm", "train_norm")
 def norm(x: Tensor, w: Norm, *, empty: Empty) -> Tensor:
     """Layer norm, or RMS norm without a bias: [T,C] -> [T,C]. Kept are x, and 8 bytes a row: its mean, and 1 / standard
     deviation.
     """
     return norm_passing_on(x, w, empty=empty)[0]
+
+
+norm.passes_on = norm_passing_on  # type: ignore[attr-defined]
 
 
 class _Norm(torch.autograd.Function):

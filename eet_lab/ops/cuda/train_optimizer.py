@@ -93,8 +93,7 @@ def _shared(
     """What both launchers take."""
     _check_weights(weights, "The weights")
     check(grads, "grads", weights.dtype, tuple(weights.shape))
-    wide = [tensor for tensor in (*moments, master) if tensor is not None]
-    for tensor in wide:
+    for tensor in (*moments, master):
         check(tensor, "a moment or master copy", torch.float32, tuple(weights.shape))
     for name, part in zip(("lr", "scale", "step", "skip"), update, strict=True):
         check(part, name, torch.bool if name == "skip" else torch.float32, ())
