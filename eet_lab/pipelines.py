@@ -25,7 +25,7 @@ from eet_lab.models import Model, load
 from eet_lab.models.chat import ChatTemplate, as_messages, template_of
 from eet_lab.models.on_device import checked_model
 from eet_lab.parts.passes import Text
-from eet_lab.scheduling.whole import MOST, check_whole
+from eet_lab.scheduling.whole import MOST, check_choice, check_whole
 from eet_lab.texts import RecipeLike, as_recipe, generate
 from eet_lab.words import told
 
@@ -229,9 +229,7 @@ def pipeline(
     `model` is a loaded model, or what `eet_lab.load` takes, to which `loading` goes (device, dtype, tokenizer).
     Errors: PromptError for a task that does not exist; ModelError for a model that cannot do it; RecipeError.
     """
-    if task not in tuple(TASKS):  # which takes what cannot be hashed
-        hint = did_you_mean(str(task), TASKS)
-        raise PromptError(f"task is {told(task)}, but it must be one of {', '.join(TASKS)}.{hint}")
+    check_choice(PromptError, "task", task, TASKS)
     if isinstance(model, Model) and loading:
         raise PromptError(f"model is loaded already, so that {next(iter(loading))} would do nothing; give it to load.")
     loaded = checked_model(model) if isinstance(model, Model) else load(model, **loading)

@@ -84,6 +84,7 @@ def test_tokens_outside_the_vocabulary():
         ({"dropout": 1.0}, "dropout is 1.0, but it must be a number from 0 to less than 1"),
         ({"lr": -0.1}, "lr is -0.1"),
         ({"optimizer": "sdg"}, "optimizer is 'sdg', but it must be one of adamw, sgd. Did you mean 'sgd'"),
+        ({"optimizer": ["sgd"]}, r"optimizer is \['sgd'\], but it must be one of adamw, sgd"),
         ({"momentum": 0.0, "nesterov": True}, "nesterov looks ahead"),
         ({"lr_schedule": "cosinus", "max_steps": 3}, "Did you mean 'cosine'"),
         ({"lr_schedule": "linear"}, "say at which step, max_steps"),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eet_lab.errors import TrainingError
 from eet_lab.ops.noise import mix, noise_key
-from eet_lab.scheduling.whole import MOST
+from eet_lab.scheduling.whole import MOST, check_choice
 from eet_lab.words import counted, some, told
 
 MASTERS = ("float32", "none", "stochastic")
@@ -121,8 +121,7 @@ class Buffered(torch.optim.Optimizer):
     flat: ClassVar[bool] = False
 
     def __init__(self, params: Iterable[Any], settings: dict[str, Any], master: str, seed: int) -> None:
-        if master not in MASTERS:
-            raise TrainingError(f"master is {told(master)}, but it must be one of {', '.join(MASTERS)}.")
+        check_choice(TrainingError, "master", master, MASTERS)
         super().__init__(params, settings)
         self.master, self.seed = master, seed
         self.buffers = [

@@ -1,11 +1,13 @@
-"""Numbers that come from a user: is a value one, and within its limits?"""
+"""Values that come from a user: is one a number within its limits, or one of those that there are?"""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from typing import TypeGuard
 
+from eet_lab.errors import did_you_mean
 from eet_lab.words import told
 
 MOST = 2**31 - 1
@@ -38,3 +40,12 @@ def check_number(
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not (least <= value < most or (last and value == most)):  # type: ignore[operator]
         raise error(f"{name} is {told(value)}, but it must be a number {what}.")
+
+
+def check_choice(error: type[Exception], name: str, value: object, known: Iterable[str]) -> None:
+    """Raise `error`, with the nearest of them, for what is none of the known words."""
+    words = tuple(known)
+    if value not in words:
+        raise error(
+            f"{name} is {told(value)}, but it must be one of {', '.join(words)}.{did_you_mean(str(value), words)}"
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eet_lab.errors import TrainingError, did_you_mean
 from eet_lab.parts.optimizers import PLAIN
-from eet_lab.scheduling.whole import MOST, MOST_SEED, check_number, check_whole
+from eet_lab.scheduling.whole import MOST, MOST_SEED, check_choice, check_number, check_whole
 from eet_lab.training.loss_scale import LEAST, LossScale
 from eet_lab.words import told
 
@@ -54,22 +54,14 @@ class TrainSettings:
     def __post_init__(self) -> None:
         if not isinstance(self.betas, tuple) or len(self.betas) != 2:
             raise TrainingError(f"betas is {told(self.betas)}, but it must be two numbers, such as (0.9, 0.999).")
-        if self.optimizer not in OPTIMIZERS:
-            hint = did_you_mean(str(self.optimizer), OPTIMIZERS)
-            raise TrainingError(
-                f"optimizer is {told(self.optimizer)}, but it must be one of {', '.join(OPTIMIZERS)}.{hint}"
-            )
+        check_choice(TrainingError, "optimizer", self.optimizer, OPTIMIZERS)
         for name in OPTIMIZERS:
             PLAIN[name].check({field: getattr(self, field) for field in (*OPTIMIZERS[name], "weight_decay")})
         for name in ("label_smoothing", "dropout", "attention_dropout"):
             check_number(TrainingError, name, getattr(self, name), 0.0, 1.0, "from 0 to less than 1")
         if self.max_grad_norm is not None:
             check_number(TrainingError, "max_grad_norm", self.max_grad_norm, 1e-12, math.inf, "above 0, or None")
-        if self.lr_schedule not in SCHEDULES:
-            hint = did_you_mean(str(self.lr_schedule), SCHEDULES)
-            raise TrainingError(
-                f"lr_schedule is {told(self.lr_schedule)}, but it must be one of {', '.join(SCHEDULES)}.{hint}"
-            )
+        check_choice(TrainingError, "lr_schedule", self.lr_schedule, SCHEDULES)
         if self.max_steps is not None:
             check_whole(TrainingError, "max_steps", self.max_steps, 1, MOST)
         elif self.lr_schedule != "constant":
@@ -115,8 +107,7 @@ class TrainSettings:
         if unknown := next((name for name in changes if name not in names), None):
             hint = OTHER_NAMES.get(unknown) or did_you_mean(unknown, names)
             raise TrainingError(f"There is no setting {unknown!r}.{hint}")
-        kept = {name: getattr(settings, name) for name in names} if settings else {}
-        return cls(**(kept | changes))
+        return replace(settings or cls(), **changes)
 
 
 OPTIMIZERS = {"adamw": ("lr", "betas", "eps"), "sgd": ("lr", "momentum", "nesterov")}

@@ -22,7 +22,7 @@ from eet_lab.models.table import flat
 from eet_lab.parts import Ops
 from eet_lab.parts.losses import IGNORED, Head
 from eet_lab.parts.passes import Image, Readable, Text
-from eet_lab.scheduling.whole import is_whole
+from eet_lab.scheduling.whole import check_choice, is_whole
 from eet_lab.words import told
 
 MOST_64 = 2**63 - 1
@@ -230,8 +230,7 @@ def task_of(name: str | None, config: Config) -> TrainTask:
     if isinstance(config, Seq2SeqConfig):
         kind, fitting = "an encoder-decoder", ["seq2seq"]
     name = name or fitting[0]
-    if name not in TASKS:
-        raise TrainingError(f"task is {told(name)}, but it must be one of {', '.join(TASKS)}.")
+    check_choice(TrainingError, "task", name, TASKS)
     if name not in fitting:
         raise TrainingError(f"task is {name!r}, and the model is {kind}, which cannot be trained on it.")
     TASKS[name].check(config)

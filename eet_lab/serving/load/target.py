@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from eet_lab.errors import SetupError, did_you_mean
+from eet_lab.errors import SetupError
 from eet_lab.scheduling.traffic import FIRST_TOKEN
-from eet_lab.scheduling.whole import check_whole
+from eet_lab.scheduling.whole import check_choice, check_whole
 from eet_lab.words import told
 
 PATHS = {"completions": "completions", "chat": "chat/completions", "embeddings": "embeddings"}
@@ -46,9 +46,7 @@ class Target:
     vocab_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.endpoint not in PATHS:
-            hint = did_you_mean(str(self.endpoint), PATHS)
-            raise SetupError(f"endpoint is {told(self.endpoint)}, but it must be one of {', '.join(PATHS)}.{hint}")
+        check_choice(SetupError, "endpoint", self.endpoint, PATHS)
         if self.vocab_size is not None:
             check_whole(SetupError, "vocab_size", self.vocab_size, FIRST_TOKEN + 1, 2**31)
         for name in ("model", "api_key"):
