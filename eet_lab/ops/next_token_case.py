@@ -97,7 +97,7 @@ class NextTokenCase(Case):
     def compared(
         self, shape: Any, dtype: torch.dtype, inputs: tuple[Any, ...], mine: tuple[Any, ...], got: Tensor
     ) -> tuple[float, float]:
-        """By the reference's logits in fp64: (how far a chosen token is beaten, what rounding explains)."""
+        """How far a chosen token is beaten, by the reference's logits in fp64, and what rounding explains."""
         check_tokens(self, shape, got)
         if not shape.B:
             return 0.0, 0.0

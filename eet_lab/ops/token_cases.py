@@ -187,7 +187,7 @@ class ChooseCase(Case):
     def compared(
         self, shape: Any, dtype: torch.dtype, inputs: tuple[Any, ...], mine: tuple[Any, ...], got: Tensor
     ) -> tuple[float, float]:
-        """By the reference's rules in fp64: (how far the token is beaten, what rounding explains)."""
+        """How far the token is beaten, by the reference's rules in fp64, and what rounding explains."""
         check_tokens(self, shape, got)
         if not shape.B:
             return 0.0, 0.0
@@ -237,7 +237,7 @@ class AdvanceCase(Case):
     def compared(
         self, shape: Any, dtype: torch.dtype, inputs: tuple[Any, ...], mine: tuple[Any, ...], got: Tensor
     ) -> tuple[float, float]:
-        """By the reference: (how many numbers differ, 0)."""
+        """No numbers may differ from the reference's."""
         want = copied(inputs)
         self.call(reference.advance, want, fresh)
         for name, found, expected in zip(TokenBuffer._fields, mine[0], want[0], strict=True):
