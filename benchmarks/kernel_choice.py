@@ -124,12 +124,9 @@ def only(kernel: str) -> Iterator[None]:
     """Every product is this kernel's, and none is multiplied in tiles."""
     taken = None if kernel == "cublas" else kernel
 
-    def streamed(T: int, N: int, C: int, itemsize: int, normed: bool, gathered: bool, *how: Any) -> tuple[str, Any]:
-        return kernel, choice.told(kernel, T, N, C, itemsize, normed, *how)
-
     with (
         patch.object(linear, "streaming_kernel", lambda *sizes, **how: taken),
-        patch.object(choice, "streamed", streamed),
+        patch.object(choice, "streamed", partial(choice.streamed, kernel=kernel)),
         patch.object(choice, "takes_int8", lambda *sizes: taken is not None),
         patch.object(linear, "takes_tiles", lambda *sizes: False),
     ):

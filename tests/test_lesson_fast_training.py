@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -98,7 +99,7 @@ def test_recorded_steps_stand_workload_by_workload_under_short_names(model: Mode
 
 
 def test_what_is_trained_is_told_saved_and_generates(monkeypatch: pytest.MonkeyPatch) -> None:
-    short = replace(demos.DEMOS["gpt2-tiny"].in_steps(6), held_out=4, read=demos._documentation(20_000, 32))
+    short = replace(demos.DEMOS["gpt2-tiny"].in_steps(6), held_out=4, read=partial(demos._documentation, 20_000, 32))
     monkeypatch.setitem(demos.DEMOS, "gpt2-tiny", short)
     found = lesson.train("cpu")
     _, fig, words = lesson.learned(found).things

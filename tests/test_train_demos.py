@@ -6,6 +6,7 @@ import json
 import threading
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,7 +155,7 @@ def test_each_demo_learns(name: str, steps: int, rows: int, bound: float, monkey
     monkeypatch.setattr(demos, "MOST_IMAGES", 1500)
     demo = small(name, steps, rows)
     if name == "gpt2-tiny":
-        demo = replace(demo, read=demos._documentation(60_000, 64), held_out=16)
+        demo = replace(demo, read=partial(demos._documentation, 60_000, 64), held_out=16)
     parts = Recipe.parse("all", "cpu", demo.config.in_training).parts
     found = train_demo(demo, parts, device="cpu", evaluate_every=steps)
     first, last = (each.loss for each in found.run.evaluations)

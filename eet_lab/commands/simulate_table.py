@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.served import Served
@@ -23,7 +23,7 @@ def served_table(found: Sequence[Served], traffic: Traffic, table: CostTable, li
     for each in found:
         rates = [brief(each.requests_per_s), brief(each.tokens_per_s)]
         shares = [f"{100 * each.busy:.0f}", f"{100 * each.waste:.0f}", brief(float(each.passes.rows.mean()))]
-        waits = [_three(each.percentiles[key]) for key in times.values()]
+        waits = [" / ".join(map(brief, each.percentiles[key].values())) or "–" for key in times.values()]
         good = [brief(each.goodput(e2e_ms=limit_ms))] if limit_ms else []
         cells.append([each.policy, *rates, *shares, *waits, *good])
     full = [each.policy for each in found if each.busy >= NEARLY_ALL]
@@ -42,7 +42,3 @@ def served_table(found: Sequence[Served], traffic: Traffic, table: CostTable, li
             *(said if full else []),
         ]
     )
-
-
-def _three(times: Mapping[str, float]) -> str:
-    return " / ".join(map(brief, times.values())) or "–"

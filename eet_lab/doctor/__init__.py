@@ -15,21 +15,15 @@ def diagnose() -> list[Check]:
     Takes a second or two and changes nothing but for making the cache folder. In a notebook it
     also compares the kernel's environment with the server's.
     """
-    from eet_lab.doctor import machine, notebook, pins, software
+    from eet_lab.doctor import gpu, machine, notebook, pins, software
 
     looks: dict[str, Callable[[], Check | list[Check]]] = {
         "Python": software.check_python,
         "packages": software.check_packages,
         "versions": pins.check_pins,
-        "GPU": _inspect_gpu,
+        "GPU": gpu.inspect_gpu,
         "notebook": notebook.inspect_notebook,
         "disk": machine.check_disk,
         "cache": machine.check_cache,
     }
     return [check for name, look in looks.items() for check in software.guarded(name, look)]
-
-
-def _inspect_gpu() -> list[Check]:
-    from eet_lab.doctor.gpu import inspect_gpu  # here, since it needs packages that may be missing
-
-    return inspect_gpu()

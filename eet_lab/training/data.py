@@ -235,14 +235,9 @@ class Masked(Numbered):
 def read_texts(path: str | Path) -> list[str]:
     """The texts of a file: one, or one a line of JSON. Errors: TrainingError, which names the line."""
     path, content = Path(path), _content(path)
-    if not is_json(path):
+    if path.suffix not in (".jsonl", ".ndjson"):
         return [content]
     return [_text(row, what) for row, what in _json_lines(path, content)]
-
-
-def is_json(path: str | Path) -> bool:
-    """Whether a file of that name has lines of JSON."""
-    return Path(path).suffix in (".jsonl", ".ndjson")
 
 
 def _content(path: str | Path) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -140,18 +141,14 @@ class Demo:
         return found.part(0, len(found) - self.held_out), found.part(len(found) - self.held_out, len(found))
 
 
-def _documentation(num_characters: int, row_tokens: int) -> Callable[[Model], Numbered]:
+def _documentation(num_characters: int, row_tokens: int, model: Model) -> Numbered:
     """About so much of what pydoc shows of this Python."""
-
-    def read(model: Model) -> Numbered:
-        texts, left = list[str](), num_characters
-        for text in demo_data.documentation():
-            texts.append(text)
-            if (left := left - len(text)) <= 0:
-                break
-        return Rows.of_texts(model, texts, row_tokens)
-
-    return read
+    texts, left = list[str](), num_characters
+    for text in demo_data.documentation():
+        texts.append(text)
+        if (left := left - len(text)) <= 0:
+            break
+    return Rows.of_texts(model, texts, row_tokens)
 
 
 def _masked_numbers(model: Model) -> Masked:
@@ -209,11 +206,11 @@ _MARIAN |= {"bos_id": 0, "pad_id": 0, "start_id": 0, "eos_id": 1}
 
 DEMOS: dict[str, Demo] = {
     "gpt2-tiny": Demo(
-        "a tiny GPT-2 on Python’s documentation", _gpt2(2, 128), _documentation(330_000, 64), 200, 8,
+        "a tiny GPT-2 on Python’s documentation", _gpt2(2, 128), partial(_documentation, 330_000, 64), 200, 8,
         {"lr": 4e-3, "warmup_steps": 20, **_ADAM}, held_out=48,
     ),
     "gpt2-mini": Demo(
-        "a small GPT-2 on Python’s documentation", _gpt2(4, 256), _documentation(10_000_000, 256), 1500, 16,
+        "a small GPT-2 on Python’s documentation", _gpt2(4, 256), partial(_documentation, 10_000_000, 256), 1500, 16,
         {"lr": 2e-3, "warmup_steps": 100, "dropout": 0.1, "attention_dropout": 0.1, **_ADAM},
     ),
     "bert-tiny": Demo(

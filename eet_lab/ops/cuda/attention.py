@@ -126,7 +126,8 @@ def _attend(
     dependent: bool,
     split: Split | None,
 ) -> Tensor:
-    _check_spec(spec)
+    if problem := _beyond(spec):  # sizes are told by the checks that see the tensors
+        raise KernelError(f"This model cannot run so: {problem}. {REMEDY}")
     if kv is None:
         return _attend_within(qkv, batch, spec, extras, mask, empty, dependent)
     if not spec.causal:
@@ -323,12 +324,6 @@ def _takes_hopper(qkv: Tensor, head_dim: int) -> bool:
 def _is_hopper(device: int) -> bool:
     """Of this device: a machine may have others too, and `gpu` tells of one."""
     return torch.cuda.get_device_capability(device) == (9, 0)
-
-
-def _check_spec(spec: Spec) -> None:
-    """KernelError for attention that no kernel knows; sizes are told by the checks that see the tensors."""
-    if problem := _beyond(spec):
-        raise KernelError(f"This model cannot run so: {problem}. {REMEDY}")
 
 
 def _check_decode(keys: Tensor, split: Split | None) -> None:

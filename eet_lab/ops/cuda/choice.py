@@ -121,34 +121,20 @@ def streamed(
     residual: bool,
     scales: int,
     on: Limits,
+    kernel: str | None = None,
 ) -> tuple[str, dict[str, int]]:
     """The kernel that streams a product, and what its launcher is told of sizes and of shared memory.
 
-    `scales` of an output, if its weights are int8; else 0.
+    `scales` of an output, if its weights are int8; else 0. `kernel`: this one, whichever suits the product.
     """
-    plain = streaming_kernel(T, N, C, itemsize, normed, gathered, gated, on) or "linear"
-    kernel = "int8_linear" if scales else plain
-    return kernel, told(kernel, T, N, C, itemsize, normed, gated, residual, scales, on)
-
-
-def told(
-    kernel: str,
-    T: int,
-    N: int,
-    C: int,
-    itemsize: int,
-    normed: bool,
-    gated: bool,
-    residual: bool,
-    scales: int,
-    on: Limits,
-) -> dict[str, int]:
-    """What a kernel's launcher is told of them."""
+    if kernel is None:
+        plain = streaming_kernel(T, N, C, itemsize, normed, gathered, gated, on) or "linear"
+        kernel = "int8_linear" if scales else plain
     product = product_of(T, N, C, itemsize, on, normed=normed, residual=residual, gated=gated)
     sizes = {"T": T, "N": N, "K": C, "num_blocks": product.num_blocks}
     if kernel in ("linear", "vector_linear"):
         sizes["gated"] = gated
-    return sizes | _planned(kernel, product, on, scales)
+    return kernel, sizes | _planned(kernel, product, on, scales)
 
 
 def tiled(T: int, N: int, C: int, residual: bool, most_clusters: tuple[int, ...], on: Limits) -> dict[str, int]:
