@@ -26,7 +26,7 @@ from eet_lab.paths import csrc_dir
 build_module = importlib.import_module("eet_lab.ops.native.build")  # the name in `native` is the function
 
 try:
-    native.find_nvcc(), native.ninja(), native.host_compiler()
+    toolchain.find_nvcc(), toolchain.ninja(), toolchain.host_compiler()
     MISSING = None
 except KernelBuildError as error:
     MISSING = str(error)
@@ -213,7 +213,7 @@ def test_a_library_that_is_not_what_was_built_is_built_again(small, cache):
 
 @needs_nvcc
 def test_a_cells_kernel_that_was_cut_short_on_disk_is_written_again(cache, monkeypatch):
-    monkeypatch.setattr(toolchain, "architecture", lambda device=None: "80")
+    monkeypatch.setattr(toolchain, "architecture", lambda: "80")
     text = SMALL.replace('#include "answer.cuh"', "#define ANSWER 42")
     built = native.compile_source(text, "mine").path
     [written] = cache.glob("eet-lab/sources/*.cu")
@@ -298,7 +298,7 @@ def test_a_lock_that_another_holds_can_be_given_up(tmp_path):
 @needs_nvcc
 def test_the_headers_found_by_name_are_those_that_the_preprocessor_reads():
     """nvcc has the host compiler do that; here it leaves out CUDA's own headers, which are much the most."""
-    preprocess = [native.host_compiler(), "-M", "-MG", "-nostdinc", "-xc++", "-D__CUDACC__"]
+    preprocess = [toolchain.host_compiler(), "-M", "-MG", "-nostdinc", "-xc++", "-D__CUDACC__"]
     for name in native.all_names():
         told = subprocess.run(
             [*preprocess, f"-I{source(name).parent}", source(name)], capture_output=True, text=True, check=True
@@ -370,9 +370,9 @@ def test_no_ninja_and_no_compiler_are_named(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(KernelBuildError, match="pip install ninja"):
-        native.ninja()
+        toolchain.ninja()
     with pytest.raises(KernelBuildError, match="apt-get install g"):
-        native.host_compiler()
+        toolchain.host_compiler()
 
 
 def test_a_source_that_does_not_exist_is_named():

@@ -78,15 +78,12 @@ class ProgressLine:
         if self._last == (done, total, message):
             return
         self._last = done, total, message
-        line = f"[{done}/{total}] {message}{self._left(done, total)}"
+        line = f"[{done}/{total}] {message}"
+        if self._clock is not None:
+            self._clock.progress(done, total)
+            left = self._clock.left()
+            line += f", {left}" if left else ""
         print(f"\r\x1b[K{line}" if self._live else line, end="" if self._live else "\n", file=sys.stderr, flush=True)
-
-    def _left(self, done: int, total: int) -> str:
-        if self._clock is None:
-            return ""
-        self._clock.progress(done, total)
-        left = self._clock.left()
-        return left and f", {left}"
 
     def clear(self) -> None:
         """Leave the terminal's line empty."""

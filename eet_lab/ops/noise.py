@@ -31,9 +31,9 @@ def noise_key(seed: int, row: Whole) -> Whole:
     return mix(mix(mix(seed) + (seed >> 31)) + row)
 
 
-def noise_keys(seed: int, num_rows: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
-    """The same of so many rows from `first` on, [B] int64."""
-    return noise_key(seed, torch.arange(first, first + num_rows, device=device))
+def noise_keys(seed: int, num_rows: int, device: torch.device | str = "cpu") -> Tensor:
+    """The same of so many rows, [B] int64."""
+    return noise_key(seed, torch.arange(num_rows, device=device))
 
 
 def gumbel(noise: Tensor, positions: Tensor, num_tokens: int) -> Tensor:

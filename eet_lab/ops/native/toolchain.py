@@ -107,11 +107,11 @@ def capability() -> tuple[int, int] | None:
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 
 
-def architecture(device: torch.device | int | None = None) -> str:
+def architecture() -> str:
     """The GPU to build for, as nvcc names it: "80", "89", "90a". Raises KernelBuildError without a GPU."""
-    if not torch.cuda.is_available():
+    if (found := capability()) is None:
         raise KernelBuildError("There is no NVIDIA GPU here that torch can use, so there is nothing to build for.")
-    major, minor = torch.cuda.get_device_capability(device)
+    major, minor = found
     return f"{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
 
 
