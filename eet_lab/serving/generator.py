@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from functools import partial
 from math import inf
 
@@ -29,8 +29,10 @@ class Generator(Worker):
     An error of the engine ends all that it served, and a new engine over the same weights serves whoever comes next.
     """
 
+    engine: Engine | None
+
     def __init__(self, model: Model, recipe: Recipe, columns: int) -> None:
-        super().__init__("eet-serving")
+        super().__init__()
         if recipe.parts.schedule.max_rows is None:
             raise RecipeError(
                 f"{recipe or 'The baseline'} serves no requests that join: add continuous_batching, such as "
@@ -43,7 +45,6 @@ class Generator(Worker):
         self._requests: dict[Hashable, Request] = {}
         self._look_at = inf
         """When jobs are looked at for the next time: no deadline is earlier."""
-        self.engine: Engine | None = None
 
     def join(self, job: Job) -> None:
         """Queue it; from any thread."""
@@ -153,16 +154,9 @@ class Generator(Worker):
         self._jobs, self._requests = {}, {}
         for answer in answers:
             self._end(answer, failed(error, number))
-        if self.engine is not None:
-            with suppress(Exception):
-                self.engine.close()
         self.rebuild()
         if self.dead is not None:  # a front in another process learns it with news alone
             self.tell(partial(self.receive, []))
 
     def _end(self, answer: Hashable, error: ApiError) -> None:
         self.tell(partial(self.receive, [News(answer, (), None, error, time.perf_counter())]))
-
-    def _close(self) -> None:
-        if self.engine is not None:
-            self.engine.close()

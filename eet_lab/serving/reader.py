@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -65,11 +65,13 @@ class Reader(Worker):
     Without a policy it reads whole requests, the oldest and what follows for the same task, up to a pass of tokens.
     """
 
+    engine: EncoderEngine | None
+
     def __init__(
         self, model: Model, recipe: Recipe, policy: str | None = None, tasks: Sequence[TextTask] = (MEAN,)
     ) -> None:
         """`tasks` are those that requests ask for."""
-        super().__init__("eet-serving")
+        super().__init__()
         self._tasks = tasks
         self._model, self._recipe, self._words = model, recipe, policy
         self._policy: BasePolicy | None = None
@@ -79,7 +81,6 @@ class Reader(Worker):
         self._is_full = False  # the last plan: more of its kind may be launched while it is computed
         self._rows = dict[asyncio.Future, dict[int, Tensor]]()  # of requests that are read in part
         self._in_flight = deque[Sequence[WaitingText]]()
-        self.engine: EncoderEngine | None = None
 
     def join(self, reading: Reading) -> None:
         """Queue it; from any thread."""
@@ -245,9 +246,6 @@ class Reader(Worker):
 
     def _fail(self, error: Exception) -> None:
         self._end(self._lost(), failed(error, self.failure(error)))
-        if self.engine is not None:
-            with suppress(Exception):
-                self.engine.close()
         self.rebuild()
 
     def _end(self, group: Sequence[WaitingText], error: ApiError) -> None:
@@ -259,10 +257,6 @@ class Reader(Worker):
         kept = ([each for each in group if each.reading.result not in results] for group in self._planned)
         self._planned = deque(group for group in kept if group)
         self.tell(partial(_end_all, list(results), error))
-
-    def _close(self) -> None:
-        if self.engine is not None:
-            self.engine.close()
 
 
 def _fitting(words: str, costs: CostTable | None) -> BasePolicy:

@@ -42,7 +42,6 @@ class SplitServer(Lifecycle):
     async def _serve(self) -> None:
         self._channel, self._front = _started(self._socket)
         self._generator.receive = self._tell
-        self._generator.serve_here()
         self._generator.start()
         self._channel.send(Hello(self.service.card, self.service.options))
         reading = asyncio.create_task(self._read(self._channel))

@@ -12,10 +12,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from operator import call
 from queue import Empty, SimpleQueue
 
 import torch
 
+from eet_lab.engine.encode import EncoderEngine
+from eet_lab.engine.engine import Engine
 from eet_lab.progress import Progress
 from eet_lab.serving.errors import ApiError
 from eet_lab.threads import num_cpu_threads
@@ -33,7 +36,9 @@ class Worker(ABC):
     `ready` is done once there is an engine, and fails where none could be built.
     """
 
-    def __init__(self, name: str) -> None:
+    engine: Engine | EncoderEngine | None = None
+
+    def __init__(self) -> None:
         self.ready: Future[None] = Future()
         self.progress: Progress | None = None
         """Told of what is built and run before the first request."""
@@ -41,9 +46,10 @@ class Worker(ABC):
         """Ends what is built and run before the first request."""
         self.dead: ApiError | None = None
         """Why nothing can be served any more, once a new engine could not be built."""
-        self._told_by: Callable[[Command], object] | None = None
+        self.tell: Callable[[Command], object] = call
+        """Runs what tells of what came: on the engine's own thread, which must not wait, or where `serve` says."""
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="eet-serving", daemon=True)
 
     def start(self) -> None:
         """Build the engine, on its thread."""
@@ -51,11 +57,7 @@ class Worker(ABC):
 
     def serve(self, loop: asyncio.AbstractEventLoop) -> None:
         """Tell what comes on this loop."""
-        self._told_by = partial(_on, loop)
-
-    def serve_here(self) -> None:
-        """Tell what comes on the engine's own thread, which must not wait."""
-        self._told_by = _do
+        self.tell = partial(_on, loop)
 
     def close(self) -> None:
         """End after the present turn, and wait for it. One that was never started fails whoever waits for `ready`."""
@@ -70,11 +72,6 @@ class Worker(ABC):
         """Run this between two turns; from any thread."""
         self._commands.put(command)
 
-    def tell(self, news: Command) -> None:
-        """Run this where what comes is told."""
-        if self._told_by is not None:
-            self._told_by(news)
-
     def failure(self, error: Exception) -> str:
         """Log an engine's error, and let go of the tensors in its frames; its number in the log."""
         number = f"error-{uuid.uuid4().hex[:12]}"
@@ -84,6 +81,8 @@ class Worker(ABC):
 
     def rebuild(self) -> None:
         """A new engine over the same weights. Where there can be none, everything is refused from now on."""
+        with suppress(Exception):
+            self._close()
         try:
             self._build()
         except Exception as error:
@@ -138,15 +137,12 @@ class Worker(ABC):
     def _fail(self, error: Exception) -> None:
         """Tell all that were served of an error at once, and go on with a new engine, whose building takes a while."""
 
-    @abstractmethod
     def _close(self) -> None:
         """Give the engine's memory back."""
+        if self.engine is not None:
+            self.engine.close()
 
 
 def _on(loop: asyncio.AbstractEventLoop, command: Command) -> None:
     with suppress(RuntimeError):  # the loop is closed: nobody listens any more
         loop.call_soon_threadsafe(command)
-
-
-def _do(command: Command) -> None:
-    command()

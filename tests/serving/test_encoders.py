@@ -246,7 +246,6 @@ def planned(bert):
     reader = Reader(bert, Recipe.parse("pre_padding"))
     reader._build()
     reader._policy = InGroups()
-    reader.serve_here()
     return reader
 
 

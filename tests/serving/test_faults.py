@@ -304,7 +304,6 @@ def test_a_job_ends_at_its_deadline_whenever_it_joined(demo, lives, data):
     now, told = [0.0], list[News]()
     generator = Generator(demo, Recipe.parse(PAGED, "cpu"), 64)
     generator.receive = told.extend
-    generator.serve_here()
     generator.engine = Script([1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "perf_counter", lambda: now[0])
