@@ -16,17 +16,12 @@ HIDDEN = 0
 class Ledger(Protocol):
     """What a scheduler asks of a KV cache."""
 
-    @property
-    def columns(self) -> Sequence[int]:
-        """How many columns of each slot exist."""
-
-    @property
-    def num_slots(self) -> int:
-        """Requests that can be in the cache at the same time."""
-
-    @property
-    def most_columns(self) -> int:
-        """The longest sequence that fits if it is alone."""
+    columns: Sequence[int]
+    """How many columns of each slot exist."""
+    num_slots: int
+    """Requests that can be in the cache at the same time."""
+    most_columns: int
+    """The longest sequence that fits if it is alone."""
 
     def skip(self, slot: int, pads: int) -> None:
         """The first `pads` columns of a slot that has nothing yet hold no token."""
@@ -42,21 +37,15 @@ class Ledger(Protocol):
 
         Returns how many of its tokens need not be read, since their keys and values are there already. None, with
         nothing changed, where pages are lacking; and if it is `patient`, where another is about to read what it needs.
+        Where slots share nothing, all tokens have to be read.
         """
+        return 0 if self.reach(slot, request.pad + request.length, spare) else None
 
     def release(self, slot: int) -> None:
         """Give back all that the slot has."""
 
 
-class Private:
-    """What a ledger has whose slots share nothing."""
-
-    def join(self: Ledger, slot: int, request: Request, patient: bool, spare: int = 0) -> int | None:
-        """All tokens have to be read; None where pages are lacking."""
-        return 0 if self.reach(slot, request.pad + request.length, spare) else None
-
-
-class PageLedger(Private):
+class PageLedger(Ledger):
     """Pages of `page` columns, which a slot takes one by one, wherever one is free. The first page is never given out.
 
     `table[slot]` are the slot's pages, in order of their columns: a row of the block table, from block `skipped[slot]`
@@ -64,11 +53,14 @@ class PageLedger(Private):
     may be given out at once: passes run in the order of their launches, so the new owner writes after the old one read.
     """
 
+    columns: list[int]
+
     def __init__(self, num_pages: int, page: int, num_slots: int) -> None:
         check_whole(ScheduleError, "num_pages", num_pages, 2, MOST, " (one of them is never given out)")
         check_whole(ScheduleError, "page", page, 1, MOST)
         check_whole(ScheduleError, "num_slots", num_slots, 1, MOST)
         self.num_pages, self.page, self.num_slots = num_pages, page, num_slots
+        self.most_columns = (num_pages - 1) * page
         self.table: list[list[int]] = [[] for _ in range(num_slots)]
         self.skipped = [0] * num_slots
         self.columns = [0] * num_slots
@@ -79,10 +71,6 @@ class PageLedger(Private):
     def free(self) -> int:
         """The number of free pages."""
         return len(self._free)
-
-    @property
-    def most_columns(self) -> int:
-        return (self.num_pages - 1) * self.page
 
     def skip(self, slot: int, pads: int) -> None:
         self.skipped[slot] = pads // self.page
@@ -117,23 +105,24 @@ class PageLedger(Private):
         return changed
 
 
-class Held(Private):
+class Held(Ledger):
     """Another ledger, whose slots keep what they have: those of a batch that begins together and is replaced whole."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self.num_slots, self.most_columns = ledger.num_slots, ledger.most_columns
-        self.skip, self.reach = ledger.skip, ledger.reach
+        self.num_slots, self.most_columns, self.columns = ledger.num_slots, ledger.most_columns, ledger.columns
 
-    @property
-    def columns(self) -> Sequence[int]:
-        return self._ledger.columns
+    def skip(self, slot: int, pads: int) -> None:
+        self._ledger.skip(slot, pads)
+
+    def reach(self, slot: int, columns: int, spare: int = 0) -> bool:
+        return self._ledger.reach(slot, columns, spare)
 
     def release(self, slot: int) -> None:
         """Nothing: the next batch opens the cache anew."""
 
 
-class Slab(Private):
+class Slab(Ledger):
     """A static cache: one long page for each slot, which is always there."""
 
     def __init__(self, num_slots: int, columns: int) -> None:
