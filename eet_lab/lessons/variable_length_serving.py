@@ -141,8 +141,8 @@ def figure_8() -> Shown:
     """TurboTransformers' own example: five requests one by one, and as its dynamic program cuts them."""
     order = sorted(range(len(FIGURE_8_LENGTHS)), key=FIGURE_8_LENGTHS.__getitem__)
     lengths = [FIGURE_8_LENGTHS[place] for place in order]
-    best = cheapest(lengths, figure_8_costs, len(lengths))
-    cut = sorted((sorted(order[begin:end]) for begin, end in best.slices), key=min)
+    slices = cheapest(lengths, figure_8_costs, len(lengths))
+    cut = sorted((sorted(order[begin:end]) for begin, end in slices), key=min)
     groups = {"one by one": [[place] for place in range(len(order))], "dynamic program": cut}
     runs = {name: _played(of) for name, of in groups.items()}
     told = {

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-class Partition(NamedTuple):
-    """Slices [begin, end) of requests in order of their lengths, the shortest first, and what they cost together."""
-
-    slices: tuple[tuple[int, int], ...]
-    cost_ms: float
-
-
 def cheapest(
     lengths: Sequence[int], costs: Callable[[int, int], np.ndarray | Sequence[float]], most_rows: int
-) -> Partition:
-    """The cheapest partition of requests of such lengths, which must not fall, into batches of at most `most_rows`.
+) -> list[tuple[int, int]]:
+    """The cheapest partition of requests of such lengths, which must not fall, into batches of at most `most_rows`: the
+    slices [begin, end) of the batches, in order.
 
     `costs(length, rows)` are the times of batches of 1, 2, ... and so many requests, padded to `length`; one must be
     finite for some batch that ends with each request, such as itself alone. best[i] = min over k of best[i - k] + the
@@ -43,7 +37,7 @@ def cheapest(
     while end:
         slices.append((end - sizes[end], end))
         end -= sizes[end]
-    return Partition(tuple(reversed(slices)), float(best[-1]))
+    return slices[::-1]
 
 
 FIGURE_8 = {

@@ -123,7 +123,7 @@ class DynamicProgram(BasePolicy):
         taken = _oldest(waiting, self.window)
         order = sorted(range(len(taken)), key=lambda place: taken[place].length)
         lengths = [taken[place].length for place in order]
-        slices = cheapest(lengths, costs.padded_up_to, self.max_rows).slices
+        slices = cheapest(lengths, costs.padded_up_to, self.max_rows)
         places = sorted((sorted(order[begin:end]) for begin, end in slices), key=lambda group: group[0])
         return Plan([[taken[place] for place in group] for group in places])
 

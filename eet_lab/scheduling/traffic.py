@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -60,13 +59,6 @@ class Traffic:
         return (len(self) - 1) / span_s if span_s else math.inf
 
 
-class Arrivals(Protocol):
-    """How requests come."""
-
-    def times(self, draw: np.random.Generator, num: int) -> np.ndarray:
-        """Milliseconds at which each of so many comes, in order."""
-
-
 @dataclass(frozen=True)
 class Gamma:
     """Gaps that are gamma-distributed: `rate` requests a second, whose gaps vary by `cv` times their mean.
@@ -82,6 +74,7 @@ class Gamma:
         _check_real("cv", self.cv, 0.0, 100.0, ", the gaps' standard deviation over their mean")
 
     def times(self, draw: np.random.Generator, num: int) -> np.ndarray:
+        """Milliseconds at which each of so many comes, in order."""
         gaps = np.ones(num)
         if self.cv:
             gaps = draw.gamma(1 / self.cv**2, self.cv**2, num)
@@ -89,13 +82,6 @@ class Gamma:
 
     def __str__(self) -> str:
         return f"{'Poisson' if self.cv == 1 else f'gamma (cv {brief(self.cv)})'}, {brief(self.rate)} a second"
-
-
-class Lengths(Protocol):
-    """How long requests are."""
-
-    def draw(self, draw: np.random.Generator, num: int) -> np.ndarray:
-        """So many whole numbers, each 1 or more."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +146,12 @@ class Drawn:
         return self.name
 
 
+Lengths = Uniform | LogNormal | Drawn
+"""How long requests are: each draws so many whole numbers, 1 or more."""
+
+
 def make_traffic(
-    requests: int, arrivals: Arrivals, lengths: Lengths, new_tokens: Lengths = Uniform(1, 1), seed: int = 0
+    requests: int, arrivals: Gamma, lengths: Lengths, new_tokens: Lengths = Uniform(1, 1), seed: int = 0
 ) -> Traffic:
     """So many requests; the same for the same seed. Arrivals, lengths and answers are drawn from streams of their own.
 
