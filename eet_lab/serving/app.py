@@ -48,11 +48,9 @@ def app_of(front: Front) -> Gate:
     """An ASGI app that serves this."""
     # The pages that show an API load scripts from elsewhere; /openapi.json is enough for programs.
     app = FastAPI(title="EET Lab", version=__version__, docs_url=None, redoc_url=None)
-    for path, handler in POSTS.items():
-        app.add_api_route(path, _served(front, handler), methods=["POST"], name=handler.__name__.strip("_"))
-    for path, handler in GETS.items():
-        app.add_api_route(path, _served(front, handler), methods=["GET"], name=handler.__name__.strip("_"))
-    app.add_api_route("/v1/models/{name:path}", _served(front, _model), methods=["GET"], name="model")
+    for method, handlers in (("POST", POSTS), ("GET", GETS | {"/v1/models/{name:path}": _model})):
+        for path, handler in handlers.items():
+            app.add_api_route(path, _served(front, handler), methods=[method], name=handler.__name__.strip("_"))
     app.add_exception_handler(ApiError, _told)
     app.add_exception_handler(HTTPException, _not_found)
     app.add_exception_handler(Exception, _failed)

@@ -119,8 +119,10 @@ class Front:
 
         Errors: ApiError for a client that leaves meanwhile, or waits too long.
         """
+        if key is None:
+            return None
         cache, end = self.cache, request.state.ticket.since + self.options.request_s
-        while (making := cache.making(key)) is not None:
+        while (making := cache.making.get(key)) is not None:
             if (found := await before(end, asyncio.shield(making), request.receive)) is not None:
                 cache.hits += 1
                 return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import html
 import math
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +23,6 @@ from eet_lab.words import told
 
 if TYPE_CHECKING:
     from eet_lab.serving.lifecycle import Lifecycle
-    from eet_lab.serving.service import Service
 
 HOST = "127.0.0.1"
 PATIENCE_S = 15.0
@@ -136,7 +134,7 @@ def serving(
     check_installed(PACKAGES, "serving needs", "pip install 'eet-lab[serve]'.")
     with no_collection():
         from eet_lab.serving.lifecycle import listen, url_of
-        from eet_lab.serving.service import Service
+        from eet_lab.serving.service import LocalFront, Service
 
     if front is not None and front not in FRONTS:
         raise SetupError(f"front is {told(front)}, but it must be 'process', 'thread', or None: whichever can be.")
@@ -146,19 +144,14 @@ def serving(
     if front == "process" and why_not:
         raise SetupError(f"front is 'process', but {why_not} Say front='thread'.")
     listening = listen(host, port)
-    is_apart = front != "thread" and not why_not
-    return _server(service, listening, is_apart), url_of(listening)
-
-
-def _server(service: Service, listening: socket.socket, is_apart: bool) -> Lifecycle:
-    if is_apart:
+    url = url_of(listening)
+    if front != "thread" and not why_not:
         from eet_lab.serving.split_server import SplitServer
 
-        return SplitServer(service, listening)
+        return SplitServer(service, listening), url
     from eet_lab.serving.server import Server  # with uvicorn and FastAPI, which the other has in its front
-    from eet_lab.serving.service import LocalFront
 
-    return Server(LocalFront(service), listening)
+    return Server(LocalFront(service), listening), url
 
 
 def run_server(server: Lifecycle, started: Callable[[], None]) -> None:

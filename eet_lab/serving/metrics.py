@@ -77,10 +77,6 @@ class Metrics:
             ("kv_cache_usage_perc", "Share of the KV cache that holds tokens. 1 is all of it.", load.kv_usage),
             ("eet:response_cache_bytes", "Bytes of answers that are kept.", self._cache.num_bytes),
         )
-        for name, help, value in gauges:
-            gauge = GaugeMetricFamily(_with_maker(name), help, labels=["model_name"])
-            gauge.add_metric([self._model], value)
-            yield gauge
         counters = (
             ("num_preemptions", "Requests that gave way and were read again.", load.preempted),
             ("prefix_cache_queries", "Prompt tokens that were looked up.", load.prefix_cache_queries),
@@ -94,10 +90,11 @@ class Metrics:
                 self._cache.misses,
             ),
         )
-        for name, help, value in counters:
-            counter = CounterMetricFamily(_with_maker(name), help, labels=["model_name"])
-            counter.add_metric([self._model], value)
-            yield counter
+        for kind, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for name, help, value in rows:
+                found = kind(name if ":" in name else f"vllm:{name}", help, labels=["model_name"])
+                found.add_metric([self._model], value)
+                yield found
         yield self._by("vllm:request_success", "Requests that ended, by reason.", "finished_reason", self.finished)
         yield self._by("eet:requests_refused", "Requests that were answered with an error.", "status", self.refused)
         for name, help, histogram in (
@@ -114,8 +111,3 @@ class Metrics:
         for key, count in sorted(counts.items()):
             found.add_metric([self._model, str(key)], count)
         return found
-
-
-def _with_maker(name: str) -> str:
-    """Names are vLLM's, but for those that say whose they are."""
-    return name if ":" in name else f"vllm:{name}"

@@ -39,7 +39,8 @@ class ResponseCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._kept = OrderedDict[bytes, bytes]()  # the one that was asked for last is last
-        self._making = dict[bytes, asyncio.Future[Any]]()
+        self.making = dict[bytes, asyncio.Future[Any]]()
+        """Each gives the answer that somebody makes now; None if that comes to nothing."""
         self.num_bytes = self.hits = self.misses = 0
 
     def key_of(self, path: str, body: Body) -> bytes | None:
@@ -48,10 +49,8 @@ class ResponseCache:
             return None
         return hashlib.sha256(json.dumps([path, identity], sort_keys=True).encode()).digest()
 
-    def get(self, key: bytes | None) -> Any | None:
-        """The answer that was kept for it; without a key it is no request of ours."""
-        if key is None:
-            return None
+    def get(self, key: bytes) -> Any | None:
+        """The answer that was kept for it."""
         if (found := self._kept.get(key)) is None:
             self.misses += 1
             return None
@@ -63,7 +62,7 @@ class ResponseCache:
         """Keep it, unless it has no key or is too large, and let go of what was asked for longest ago."""
         if key is None:
             return
-        self._made(key, answer)
+        self.done(key, answer)
         kept = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
         if len(kept) + ENTRY_BYTES > self._max_bytes:
             return
@@ -73,22 +72,13 @@ class ResponseCache:
         while self.num_bytes > self._max_bytes:
             self._drop(next(iter(self._kept)))
 
-    def making(self, key: bytes | None) -> asyncio.Future[Any] | None:
-        """Gives the answer that somebody makes now; None if that comes to nothing."""
-        return None if key is None else self._making.get(key)
-
-    def begin(self, key: bytes | None) -> None:
+    def begin(self, key: bytes) -> None:
         """The caller makes this answer from now on: it will `put` it, or say that it is `done`."""
-        if key is not None:
-            self._making[key] = asyncio.get_running_loop().create_future()
+        self.making[key] = asyncio.get_running_loop().create_future()
 
-    def done(self, key: bytes | None) -> None:
+    def done(self, key: bytes | None, answer: Any = None) -> None:
         """Whoever made this answer does so no more."""
-        if key is not None:
-            self._made(key, None)
-
-    def _made(self, key: bytes, answer: Any) -> None:
-        if (making := self._making.pop(key, None)) is not None:
+        if key is not None and (making := self.making.pop(key, None)) is not None:
             making.set_result(answer)
 
     def _drop(self, key: bytes) -> None:

@@ -151,7 +151,7 @@ def test_what_is_asked_for_at_once_is_made_once(served, post, cache, held):
     assert sum("x-cache" in answer.headers for answer in answers) == 3 == cache.hits - hits
     streams, wholes = answers[::2], answers[1::2]
     assert events(streams[0]) == events(streams[1]) and without_names(wholes[0]) == without_names(wholes[1])
-    assert not cache._making
+    assert not cache.making
 
 
 def test_the_next_one_makes_what_the_first_one_fails_to(served, post, held, cache):
@@ -172,7 +172,7 @@ def test_the_next_one_makes_what_the_first_one_fails_to(served, post, held, cach
         held.go()
         answers = [answer.result() for answer in answers]
     assert sorted(answer.status_code for answer in answers) == [200, 200, 500]
-    assert sum("x-cache" in answer.headers for answer in answers) == 1 and not cache._making
+    assert sum("x-cache" in answer.headers for answer in answers) == 1 and not cache.making
 
 
 def test_whoever_waits_may_leave(served, post, held, cache):
@@ -197,7 +197,7 @@ def test_a_first_one_that_reads_slowly_is_not_waited_for():
         cache = ResponseCache(9999)
         generating = SimpleNamespace(steps=steps, choices=[Finished(0, "length")], prompt_tokens=3)
         cache.begin(b"k")
-        made, said = cache.making(b"k"), recorded(generating, cache, b"k")
+        made, said = cache.making[b"k"], recorded(generating, cache, b"k")
         first = await anext(said)
         found = await made
         assert found.steps[0] == first and len(found.steps) == 5 and cache.get(b"k") == found

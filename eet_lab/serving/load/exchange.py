@@ -34,7 +34,8 @@ class Exchange:
         self.retry: Callable[[Exchange], None] | None = None
         """What to do where a connection that was used before turns out to be closed."""
         self._ended, self._clock, self._keep_text = ended, clock, keep_text
-        self._status, self._is_stream, self._is_done, self._is_over = 0, False, False, False
+        self.is_over = False
+        self._status, self._is_stream, self._is_done = 0, False, False
         self._held, self._num_held = list[bytes](), 0
         self._usage: Mapping[str, Any] | None = None
 
@@ -45,7 +46,7 @@ class Exchange:
 
     def got(self, data: bytes) -> None:
         """Some of the body: whole lines of a stream are read at once."""
-        if self._is_over:
+        if self.is_over:
             return
         if self._is_stream:
             *lines, rest = (b"".join(self._held) + data).split(b"\n") if self._held else data.split(b"\n")
@@ -61,7 +62,7 @@ class Exchange:
 
     def completed(self) -> None:
         """The body is complete."""
-        if self._is_over:
+        if self.is_over:
             return
         if self._is_stream:
             if self._is_done:
@@ -84,16 +85,11 @@ class Exchange:
 
     def end(self, outcome: Outcome, reason: str = "") -> None:
         """Nothing more is wanted; a second call does nothing."""
-        if not self._is_over:
-            self._is_over, self._held = True, []
+        if not self.is_over:
+            self.is_over, self._held = True, []
             self.outcome, self.reason = outcome, visible(reason)[:MOST_REASON]
             self.ended_at = self._clock()
             self._ended(self)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended."""
-        return self._is_over
 
     def _event(self, data: bytes) -> None:
         """An event of a stream. Most are one more token, and are not parsed: text cannot hold a bare quote."""
