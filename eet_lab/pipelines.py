@@ -9,7 +9,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from threading import Event
 from typing import Any, TypeVar, cast
@@ -24,6 +24,7 @@ from eet_lab.errors import ModelError, PromptError, did_you_mean
 from eet_lab.models import Model, load
 from eet_lab.models.chat import ChatTemplate, as_messages, template_of
 from eet_lab.models.on_device import checked_model
+from eet_lab.models.transcript import StoppedText
 from eet_lab.parts.passes import Text
 from eet_lab.scheduling.whole import MOST, check_choice, check_whole
 from eet_lab.texts import RecipeLike, as_recipe, generate
@@ -109,8 +110,8 @@ class TextGeneration(Pipeline):
         watch = _Stops(self.model, stop_sequence, len(rows))
         run = generate(self.model, rows, self.recipe, on_step=watch, cancel=watch.all_done, **how).run
         found = []
-        for number, (row, tokens) in enumerate(zip(rows, run.tokens, strict=True)):
-            new = tokens[: watch.ends[number]]
+        for number, (row, tokens, end) in enumerate(zip(rows, run.tokens, watch.ends, strict=True)):
+            new = tokens[:end]
             prompt = given[number // num_return_sequences] if return_full_text else ""
             text = _joined(prompt, self.model.decode(new, special=False))
             found.append({"generated_token_ids": [*row, *new]} if return_tensors else {"generated_text": text})
@@ -242,29 +243,25 @@ class _Stops:
 
     def __init__(self, model: Model, stops: str | Sequence[str], num_rows: int) -> None:
         is_one = isinstance(stops, str) or not isinstance(stops, Iterable)
-        self._model = model
         self._stops: list[Any] = [stops] if is_one else [*stops]
         if not all(isinstance(stop, str) and stop for stop in self._stops):
             raise PromptError(f"stop_sequence is {told(stops)}, but it must be a text or a list of texts, none empty.")
-        self._rows: list[list[int]] = [[] for _ in range(num_rows)]
-        self.ends: list[int | None] = [None] * num_rows
+        decode = partial(model.decode, special=False)
+        self._rows = [StoppedText(decode, self._stops) for _ in range(num_rows)]
         self.all_done = Event()
 
     def __call__(self, event: StepEvent) -> None:
         if not self._stops:
             return
         for row, token in event.tokens:
-            self._rows[row].append(token)
-            if self.ends[row] is None and self._has_stop(self._rows[row]):
-                self.ends[row] = len(self._rows[row])
-        if None not in self.ends:
+            self._rows[row].add([token])
+        if all(row.is_stopped for row in self._rows):
             self.all_done.set()
 
-    def _has_stop(self, ids: Sequence[int]) -> bool:
-        # A token has one character at least, but for parts of one; of those a character has four at most.
-        longest = 4 * max(map(len, self._stops)) + 4
-        text = self._model.decode(ids[-longest:], special=False)
-        return any(stop in text for stop in self._stops)
+    @property
+    def ends(self) -> list[int | None]:
+        """How many tokens each text has, up to the one that completes a stop sequence; None: all of them."""
+        return [row.num_tokens if row.is_stopped else None for row in self._rows]
 
 
 def _read(model: Model, texts: Texts, truncation: bool) -> Sequence[Text]:

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import eet_lab
+from eet_lab.models.transcript import StoppedText
 from eet_lab.serving.bodies import CompletionBody, parsed
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.gate import Admission, before
-from eet_lab.serving.generating import Generating, StoppedText
+from eet_lab.serving.generating import Generating
 from eet_lab.serving.jobs import Answer, News
 from eet_lab.serving.metrics import Histogram
 from eet_lab.serving.options import Options
