@@ -89,7 +89,7 @@ class Front:
     def _wake(self) -> None:
         self._is_waking, sleeping, self._sleeping = False, self._sleeping, set()
         for answer in sleeping:
-            answer.wake()
+            answer.wake.set()
 
     def joined(self, answer: Answer) -> None:
         """This answer is waited for from now on. Errors: the one with which all were ended."""

@@ -19,7 +19,7 @@ from eet_lab.serving.errors import ApiError
 from eet_lab.serving.front import Front
 from eet_lab.serving.jobs import Job, Load, News
 from eet_lab.serving.server import Server
-from eet_lab.serving.wire import ENCODER, HELLO, TO_FRONT, Channel, Hello, ToEngine, ToFront
+from eet_lab.serving.wire import ENCODER, HELLO, TO_FRONT, Channel, ToEngine, ToFront
 
 PATIENCE_S = 1.0
 """The time to wait for the engine's load."""
@@ -116,12 +116,10 @@ async def serve(channel: Channel, listening: socket.socket, has_process: bool = 
     `has_process`: this one is here for nothing else. Errors: what kept a frame from being taken, which ends all too.
     """
     frames = channel.frames()
-    hello: Hello | None = None
-    async for frame in frames:
-        hello = HELLO.decode(frame)
-        break
-    if hello is None:
+    first = await anext(frames, None)
+    if first is None:
         return
+    hello = HELLO.decode(first)
     engine = RemoteEngine(channel)
     server = Server(Front(hello.card, hello.options, engine, engine), listening)
     server.has_process = has_process

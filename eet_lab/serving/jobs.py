@@ -103,7 +103,7 @@ class Answer:
     """
 
     def __init__(self, wake: asyncio.Event, is_followed: bool) -> None:
-        self._wake, self._is_followed = wake, is_followed
+        self.wake, self._is_followed = wake, is_followed
         self._new: list[int] = []
         self._new_logprobs: list[TokenLogprobs] = []
         self.first_at: float | None = None
@@ -131,26 +131,22 @@ class Answer:
         if news.tokens:
             self.first_at, self.last_at = self.first_at or news.at, news.at
         if is_first or self.is_over:
-            self._wake.set()
+            self.wake.set()
             return False
         return self._is_followed
-
-    def wake(self) -> None:
-        """Wake whoever takes the tokens."""
-        self._wake.set()
 
     def end(self, reason: Reason) -> None:
         """Nothing more is wanted of it."""
         if not self.is_over:
             self.reason = reason
-            self._wake.set()
+            self.wake.set()
 
     def take(self) -> list[int]:
         """The tokens that came since the last call; raises the error that ended it, once all are taken."""
         if self.error is not None:
             if not self._new:
                 raise self.error
-            self._wake.set()  # for the error, which is still to be raised
+            self.wake.set()  # for the error, which is still to be raised
         new, self._new = self._new, []
         return new
 
