@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eet_lab.errors import CostError
@@ -36,6 +36,8 @@ class Grid:
 
     def __init__(self, axes: Sequence[Axis], values: Any, where: str = "The table") -> None:
         """`values` are sequences in sequences, as deep as there are axes. CostError where they do not fit."""
+        import numpy as np
+
         self.axes, self._where = tuple(axes), where
         for name, nodes in self.axes:
             _check_nodes(name, nodes)
@@ -43,7 +45,10 @@ class Grid:
         if (num := math.prod(sizes)) > MOST_NODES:
             raise CostError(f"{where} has {num:,} nodes, but at most {MOST_NODES:,} are read. Measure fewer.")
         self._steps = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-        self._values = _risen(_flat(values, self.axes, where), sizes, self._steps)
+        risen = np.array(_flat(values, self.axes, where)).reshape(sizes)
+        for axis in range(len(sizes)):
+            risen = np.maximum.accumulate(risen, axis)
+        self._values = risen.ravel().tolist()
 
     def at(self, *point: float) -> float:
         """The value at a point; CostError beyond what was measured."""
@@ -112,13 +117,3 @@ def _flat(values: Any, axes: Sequence[Axis], where: str) -> list[float]:
         if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise CostError(f"{where} has a time of {told(value)} ms, but each must be finite and more than 0.")
     return [float(value) for value in rows]
-
-
-def _risen(values: list[float], sizes: Sequence[int], steps: Sequence[int]) -> list[float]:
-    """The running maximum along each axis."""
-    for axis, step in enumerate(steps):
-        for place in product(*map(range, sizes)):
-            if place[axis]:
-                at = sum(map(int.__mul__, place, steps))
-                values[at] = max(values[at], values[at - step])
-    return values

@@ -8,7 +8,8 @@ from math import nan
 import numpy as np
 
 from eet_lab.progress import Cancel, Progress, raise_if_cancelled
-from eet_lab.scheduling.served import Passes
+from eet_lab.scheduling.served import Passes, Served
+from eet_lab.scheduling.traffic import Traffic
 
 LOOKS = 1024
 """Passes between two looks at Stop, and two reports of progress."""
@@ -32,10 +33,8 @@ class Record:
             if self._progress is not None:
                 self._progress(self.done, self._num, "requests")
 
-    def times(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """When each request was begun, told its first token, and its last."""
-        return np.array(self.start), np.array(self.first), np.array(self.last)
-
-    def passes(self) -> Passes:
-        """All passes."""
-        return Passes(*map(np.array, self._passes))
+    def served(self, traffic: Traffic, policy: str = "", source: str = "", preempted: int = 0) -> Served:
+        """What has become of the traffic until now."""
+        start, first, last = map(np.array, (self.start, self.first, self.last))
+        passes = Passes(*map(np.array, self._passes))
+        return Served(traffic, policy, source, start, first, last, passes, preempted)

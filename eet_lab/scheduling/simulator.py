@@ -54,11 +54,12 @@ def simulate_traffic(
     if isinstance(cost, EncoderCost):
         _read_texts(queue, policy, cost, record)
     elif policy.joins:
-        preempted = _join(queue, policy, cost, record, ledger or _slab(traffic, policy.schedule.max_rows or 1))
+        longest = int((traffic.lengths + traffic.new_tokens).max())
+        preempted = _join(queue, policy, cost, record, ledger or Slab(policy.schedule.max_rows or 1, longest))
     else:
         _generate_groups(queue, policy, cost, record)
     source = visible(f"{cost.source.model} on {cost.source.device}")
-    return Served(traffic, str(policy), source, *record.times(), record.passes(), preempted)
+    return record.served(traffic, str(policy), source, preempted)
 
 
 def check_fits(traffic: Traffic, policy: BasePolicy, cost: CostTable) -> Traffic:
@@ -200,7 +201,3 @@ class _Generating:
 def _prompt(length: int) -> tuple[int, ...]:
     """A prompt of that length; requests of the same length share one."""
     return (0,) * length
-
-
-def _slab(traffic: Traffic, num_slots: int) -> Slab:
-    return Slab(num_slots, int((traffic.lengths + traffic.new_tokens).max()))

@@ -58,11 +58,6 @@ class Running:
         _leave(self._is_ours)
 
 
-def check_installed() -> None:
-    """Errors: SetupError where a package of the extra `ray` is missing."""
-    ray_here.check_installed(("ray", "fastapi", "prometheus_client", "uvicorn"), "replicas")
-
-
 def run(args: ReplicaArgs, scale: dict[str, Any], most: int, host: str, port: int) -> tuple[Running, str]:
     """Start replicas, and wait until all answer; and their URL.
 

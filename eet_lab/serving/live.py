@@ -14,8 +14,6 @@ from dataclasses import replace
 from math import inf, isnan
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from eet_lab.bench.timing import SHARED, UNDISTURBED
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.engine import Engine
@@ -32,7 +30,7 @@ from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.policy import BasePolicy, Plan
 from eet_lab.scheduling.queued import Queue, Queued
 from eet_lab.scheduling.record import Record
-from eet_lab.scheduling.served import Served, percentiles
+from eet_lab.scheduling.served import Served
 from eet_lab.scheduling.simulator import check_fits
 from eet_lab.scheduling.traffic import Traffic
 from eet_lab.serving.reader import under_policy
@@ -93,10 +91,8 @@ def serve_traffic(
     else:
         _serve_encoder(model, traffic, policy, table, clock, engine)
     clock.look(running=0)
-    record = clock.record
     note = f" ({SHARED})" if model.device == "cpu" and clock.was_disturbed else ""
-    source = f"{model.name} on {table.source.device}{note}"
-    return Served(traffic, str(policy), source, *record.times(), record.passes())
+    return clock.record.served(traffic, str(policy), f"{model.name} on {table.source.device}{note}")
 
 
 def served_recipe(model: Model, table: CostTable, policy: BasePolicy) -> Recipe:
@@ -142,7 +138,7 @@ class _Clock:
     @property
     def was_disturbed(self) -> bool:
         """Whether other programs kept this thread waiting in its passes on a CPU."""
-        passes = self.record.passes()
+        passes = self.record.served(self._traffic).passes
         took_s = float((passes.end_ms - passes.begin_ms).sum()) / 1e3
         return time.thread_time() - self._cpu_begin < UNDISTURBED * took_s
 
@@ -173,17 +169,13 @@ class _Clock:
 
     def look(self, running: int, handed_over: int = 0) -> None:
         """Tell what goes on."""
-        _, first, last = self.record.times()
-        done, told = ~np.isnan(last), ~np.isnan(first)
-        ttft = (first - self._traffic.arrival_ms)[told]
-        after = self._traffic.new_tokens - 1
-        tpot = ((last - first) / np.maximum(after, 1))[done & (after > 0)]
-        waiting, total = len(self.queue.waiting) + handed_over, len(self._traffic)
+        done, total = self.record.done, len(self._traffic)
         if self._on_look is not None:
+            waiting, times = len(self.queue.waiting) + handed_over, self.record.served(self._traffic).percentiles
             at_s = self.now_ms() / 1e3
-            self._on_look(Look(at_s, waiting, running, int(done.sum()), total, percentiles(ttft), percentiles(tpot)))
+            self._on_look(Look(at_s, waiting, running, done, total, times["ttft_ms"], times["tpot_ms"]))
         if self._progress is not None:
-            self._progress(int(done.sum()), total, "requests served")
+            self._progress(done, total, "requests served")
 
 
 @on_its_device

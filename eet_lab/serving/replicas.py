@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
+from eet_lab import ray_here
 from eet_lab.devices import default_device
 from eet_lab.errors import SetupError
 from eet_lab.models import Model, load
@@ -25,27 +26,6 @@ does Ray's proxy queue requests, where nothing says 429.
 """
 LOOK_S = 0.05
 """How often replicas that drain are asked whether all are done."""
-
-
-class Span(NamedTuple):
-    """How many replicas there are at least and at most."""
-
-    least: int
-    most: int
-
-    @classmethod
-    def of(cls, replicas: int | tuple[int, int]) -> Span:
-        """Read 2, or (1, 4). Errors: SetupError."""
-        ends: Any = replicas if isinstance(replicas, tuple) and len(replicas) == 2 else (replicas, replicas)
-        least, most = ends
-        for each in (least, most):
-            check_whole(SetupError, "replicas", each, 1, MOST, ", or two of them, the fewest and the most")
-        if least > most:
-            raise SetupError(f"replicas is from {least} to {most}, but the fewest must come first: ({most}, {least}).")
-        return cls(least, most)
-
-    def __str__(self) -> str:
-        return counted(self.least, "replica") if self.least == self.most else f"{self.least} to {self.most} replicas"
 
 
 class ServedReplicas:
@@ -111,9 +91,9 @@ def serve_replicas(
     without the time limits of `eet_lab.serve`.
     Errors: SetupError, also for what cannot be served; ModelError; RecipeError.
     """
-    span, wanted = Span.of(replicas), Options.of(**options)
+    (least, most), wanted = _least_and_most(replicas), Options.of(**options)
     check_whole(SetupError, "target_ongoing_requests", target_ongoing_requests, 1, MOST)
-    cluster.check_installed()
+    ray_here.check_installed(("ray", "fastapi", "prometheus_client", "uvicorn"), "replicas")
     from eet_lab.serving.replica import ReplicaArgs
     from eet_lab.serving.service import recipe_to_serve
 
@@ -124,15 +104,25 @@ def serve_replicas(
     checked = recipe_to_serve(shape, recipe, kind, wanted)
     name = str(shape.folder.resolve()) if shape.kind == "folder" and shape.folder else str(model)
     args = ReplicaArgs(name, str(checked), kind, dtype, wanted)
-    scale: dict[str, Any] = {"num_replicas": span.least}
-    if span.least != span.most:
-        bounds = {"min_replicas": span.least, "max_replicas": span.most, "initial_replicas": span.least}
+    scale: dict[str, Any] = {"num_replicas": least}
+    if least != most:
+        bounds = {"min_replicas": least, "max_replicas": most, "initial_replicas": least}
         scale = {"autoscaling_config": bounds | {"target_ongoing_requests": target_ongoing_requests}}
     scale["max_ongoing_requests"] = wanted.max_queued_requests + (checked.parts.schedule.max_rows or 0) + SPARE
-    running, url = cluster.run(args, scale, span.most, host, port)
-    return ServedReplicas(
-        f"{wanted.served_model_name or shape.name} ({checked}) by {span}", url, wanted.drain_s, running
-    )
+    running, url = cluster.run(args, scale, most, host, port)
+    by = counted(least, "replica") if least == most else f"{least} to {most} replicas"
+    return ServedReplicas(f"{wanted.served_model_name or shape.name} ({checked}) by {by}", url, wanted.drain_s, running)
+
+
+def _least_and_most(replicas: int | tuple[int, int]) -> tuple[int, int]:
+    """The fewest replicas and the most, from a number such as 2, or (1, 4). Errors: SetupError."""
+    ends: Any = replicas if isinstance(replicas, tuple) and len(replicas) == 2 else (replicas, replicas)
+    least, most = ends
+    for each in (least, most):
+        check_whole(SetupError, "replicas", each, 1, MOST, ", or two of them, the fewest and the most")
+    if least > most:
+        raise SetupError(f"replicas is from {least} to {most}, but the fewest must come first: ({most}, {least}).")
+    return least, most
 
 
 def _shape_of(model: object) -> Model:

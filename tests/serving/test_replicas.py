@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import eet_lab
+from eet_lab import ray_here
 from eet_lab.cli import main
 from eet_lab.commands import serve as command
 from eet_lab.errors import ModelError, RecipeError, SetupError
@@ -42,7 +43,7 @@ def planned(monkeypatch) -> list[tuple[ReplicaArgs, dict[str, Any], int]]:
         plans.append((plan, scale, most))
         return Still(), f"http://{host}:{port}"
 
-    monkeypatch.setattr(cluster, "check_installed", lambda: None)
+    monkeypatch.setattr(ray_here, "check_installed", lambda *_: None)
     monkeypatch.setattr(cluster, "run", run)
     return plans
 
