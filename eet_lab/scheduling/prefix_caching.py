@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
+from operator import attrgetter
 
 from eet_lab.scheduling.pages import PageLedger
 from eet_lab.scheduling.request import Request
@@ -71,7 +72,7 @@ class SharedPageLedger(PageLedger):
     def join(self, slot: int, request: Request, patient: bool, spare: int = 0) -> int | None:
         tokens = request.known_tokens(0, request.length)
         found = list(self._found(tokens))
-        read = list(takewhile(_is_read, found))
+        read = list(takewhile(attrgetter("is_read"), found))
         if patient and len(read) < len(found):
             return None
         cached = min(len(read) * self.page, len(tokens) - 1)
@@ -166,7 +167,3 @@ class SharedPageLedger(PageLedger):
     def _forget(self, cached: CachedPage) -> int:
         del self._by_key[cached.key], self._by_page[cached.page]
         return cached.page
-
-
-def _is_read(cached: CachedPage) -> bool:
-    return cached.is_read

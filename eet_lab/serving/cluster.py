@@ -85,7 +85,9 @@ def run(args: ReplicaArgs, scale: dict[str, Any], most: int, host: str, port: in
 def _join(device: str, most: int) -> bool:
     """Be part of a cluster that has room; whether it was started for this."""
     if not ray_here.is_named():
-        check_room(device, most, _here(device))
+        import torch
+
+        check_room(device, most, torch.cuda.device_count() if device == "cuda" else num_cores())
         ray_here.start(SETTINGS)
         return True
     ray_here.join()
@@ -118,13 +120,6 @@ def check_room(device: str, most: int, have: int) -> None:
             f"replicas is {most:,}, but each takes a {what}, and there {'is' if have == 1 else 'are'} "
             f"{counted(have, what)} here. Ask for {instead}."
         )
-
-
-def _here(device: str) -> int:
-    """GPUs or CPUs of this machine."""
-    import torch
-
-    return torch.cuda.device_count() if device == "cuda" else num_cores()
 
 
 def _application(args: ReplicaArgs, scale: dict[str, Any]) -> Any:

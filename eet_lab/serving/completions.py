@@ -125,21 +125,15 @@ async def _said(
 
 def token_lists(given: Any, name: str) -> list[str | list[int]]:
     """A text, or a list of them, each a text or token ids; ApiError, with the field's name, for what is none."""
-    if isinstance(given, str) or (isinstance(given, list) and given and all(map(_is_token, given))):
+
+    def is_one(each: Any) -> bool:
+        return isinstance(each, str) or (isinstance(each, list) and {*map(type, each)} == {int})
+
+    if is_one(given):
         return [given]
-    fine = isinstance(given, list) and all(
-        isinstance(each, str) or (isinstance(each, list) and each and all(map(_is_token, each))) for each in given
-    )
-    if not fine or not given:
-        raise bad(
-            f"{name} is {told(given)}, but it must be a text, a list of token ids, or a list of those.",
-            name,
-        )
+    if not isinstance(given, list) or not given or not all(map(is_one, given)):
+        raise bad(f"{name} is {told(given)}, but it must be a text, a list of token ids, or a list of those.", name)
     return given
-
-
-def _is_token(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 async def _encoded(front: Front, prompt: str | list[int]) -> list[int]:

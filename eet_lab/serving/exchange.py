@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import httptools
+from starlette.types import ASGIApp, Message
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER, HIGH_WATER_LIMIT
 
 from eet_lab.serving.body_framing import LINE_END, BadHttp
-from eet_lab.serving.gate import LOG, App
+from eet_lab.serving.gate import LOG
 from eet_lab.words import told
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Exchange:
         self._framed: Callable[[bytes, bool], bytes] = _no_body
         self._length: int | None = None
 
-    async def run(self, app: App) -> None:
+    async def run(self, app: ASGIApp) -> None:
         """Have it answered. A connection ends whose answer does not come to its end."""
         try:
             with suppress(Exception):  # the gate has logged it
@@ -142,7 +143,7 @@ class Exchange:
         self._has_left = True
         self._has_news.set()
 
-    async def receive(self) -> MutableMapping[str, Any]:
+    async def receive(self) -> Message:
         """More of the body, or that nothing more will come: the client has left, or has its answer."""
         if not self._has_left and not self._is_complete:
             if self._waits_to_send and not self.has_begun:
@@ -156,7 +157,7 @@ class Exchange:
         come, self._come = bytes(self._come), bytearray()
         return {"type": "http.request", "body": come, "more_body": not self._is_whole}
 
-    async def send(self, message: MutableMapping[str, Any]) -> None:
+    async def send(self, message: Message) -> None:
         """Write a part of the answer, once the client has read enough of those before it."""
         if self._connection.flow.write_paused and not self._has_left:
             await self._connection.flow.drain()

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from eet_lab.serving.bodies import StreamOptions
 from eet_lab.serving.errors import ApiError
-from eet_lab.serving.gate import Receive, Scope, Send
 from eet_lab.serving.generating import Generating, Piece, Step
 from eet_lab.serving.logprobs import Scored, of_chat, of_completion
 from eet_lab.serving.response_cache import Replay

@@ -9,18 +9,15 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.metrics import Metrics
 from eet_lab.serving.options import BYTES_PER_TOKEN, Options
 from eet_lab.words import plain, sized, told
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 Result = TypeVar("Result")
 
@@ -41,7 +38,7 @@ class Gate:
     that, it has set `is_refused` there.
     """
 
-    def __init__(self, app: App, options: Options, admission: Admission, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, options: Options, admission: Admission, metrics: Metrics) -> None:
         self._app, self._options, self._admission, self._metrics = app, options, admission, metrics
         self._key = options.api_key.encode() if options.api_key else None
 
@@ -53,7 +50,7 @@ class Gate:
         state["request_id"], state["ticket"] = request_id.decode(), None
         has_begun = False
 
-        async def send_with_id(message: MutableMapping[str, Any]) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal has_begun
             if message["type"] == "http.response.start":
                 has_begun = True

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from starlette.types import Receive
+
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import EETError
 from eet_lab.models.transcript import StoppedText
@@ -15,7 +17,7 @@ from eet_lab.scheduling.whole import MOST, MOST_SEED
 from eet_lab.serving.bodies import MOST_CHOICES, ChatBody, Sampled
 from eet_lab.serving.errors import bad, of_engine
 from eet_lab.serving.front import Front
-from eet_lab.serving.gate import NUMBERS, Receive, Ticket, disconnected
+from eet_lab.serving.gate import NUMBERS, Ticket, disconnected
 from eet_lab.serving.jobs import COMPLETE, Answer, Job, Reason
 from eet_lab.serving.logprobs import Scored, Scores
 from eet_lab.words import told

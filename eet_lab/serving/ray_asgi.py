@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import MutableMapping
 from typing import Any
 
-from eet_lab.serving.errors import ApiError
-from eet_lab.serving.gate import App, Receive, Scope, Send, answer
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-Message = MutableMapping[str, Any]
+from eet_lab.serving.errors import ApiError
+from eet_lab.serving.gate import answer
 
 PATH = "eet_lab.serving.ray_asgi.middlewares"
 """The name under which Ray's proxy imports `middlewares`."""
@@ -18,7 +17,7 @@ ID = b"x-request-id"
 CODES = {404: "not_found", 408: "timeout", 429: "too_many_requests", 503: "unavailable"}
 
 
-def within_serve(app: App) -> App:
+def within_serve(app: ASGIApp) -> ASGIApp:
     """The same application as Ray Serve expects one: it answers the events of a lifespan, and leaves the request's id
     to Serve's proxy, which has given the application that very id, and adds it to answers itself.
     """
@@ -59,7 +58,7 @@ class OpenAIErrors:
     other errors are plain text (ray/serve/_private/proxy.py, Ray 2.60).
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -7,11 +7,12 @@ import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
+from starlette.types import ASGIApp
+
 from eet_lab.collector import freeze_heap
 from eet_lab.models import load
 from eet_lab.serving.app import app_of
 from eet_lab.serving.errors import ApiError
-from eet_lab.serving.gate import App
 from eet_lab.serving.options import Options
 from eet_lab.serving.ray_asgi import within_serve
 from eet_lab.serving.server import SWITCH_S
@@ -55,7 +56,7 @@ class Replica:
         sys.setswitchinterval(SWITCH_S)
         freeze_heap()
 
-    def __serve_build_asgi_app__(self) -> App:
+    def __serve_build_asgi_app__(self) -> ASGIApp:
         """The name by which Ray Serve asks for an application once there is a replica."""
         return within_serve(app_of(self.service))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 import subprocess
@@ -18,7 +17,6 @@ from eet_lab.serving.wire import JOB, TO_ENGINE, Channel, Hello, ToEngine, ToFro
 
 PATIENCE_S = 5.0
 """The time for a front that has said all to end."""
-LOG = logging.getLogger("eet_lab.serving")
 
 
 class SplitServer(Lifecycle):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from eet_lab.words import visible
 
 Outcome = Literal["answered", "refused", "failed", "lost"]
 """Refused: with 429 or 503, as a server does that has no room; failed: with another error; lost: without an answer."""
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 REFUSALS = (429, 503)
 MOST_REASON = 200
 MOST_BODY = 64 * 2**20

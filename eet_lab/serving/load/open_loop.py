@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.scheduling.traffic import Traffic
-from eet_lab.serving.load.exchange import Exchange
+from eet_lab.serving.load.exchange import OUTCOMES, Exchange
 from eet_lab.serving.load.http1 import Connection
 from eet_lab.serving.load.pool import AskedModel, Pool
 from eet_lab.serving.load.target import Prompt, Target
@@ -137,7 +137,7 @@ class OpenLoop:
             self._waiting.popleft()[1].end("lost", f"no answer within {plain(self._job.timeout_s)} s")
         if self._progress is not None and now >= self._reported_at + REPORT_S:
             self._reported_at = now
-            said = [f"{self._counts[name]:,} {name}" for name in ("answered", "refused", "failed", "lost")]
+            said = [f"{self._counts[name]:,} {name}" for name in OUTCOMES]
             shown = ", ".join([*filter(lambda text: not text.startswith("0 "), said), f"{len(self._open):,} open"])
             self._progress(self._counts.total(), len(self._job.traffic), shown)
 

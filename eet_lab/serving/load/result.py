@@ -11,10 +11,9 @@ import numpy as np
 
 from eet_lab.scheduling.served import Latencies, percentiles
 from eet_lab.scheduling.traffic import Traffic
-from eet_lab.serving.load.exchange import Exchange
+from eet_lab.serving.load.exchange import OUTCOMES, Exchange
 from eet_lab.words import aligned, brief, counted, percent, visible
 
-OUTCOMES = ("answered", "refused", "failed", "lost")
 MOST_REASONS = 10
 LATE_MS = 10.0
 """A generator whose requests leave later than this is a part of what it measures."""

@@ -76,8 +76,7 @@ class Loading:
     def __init__(self, run: Callable[[Progress, Cancel], Loaded]) -> None:
         self._stop, self._told = threading.Event(), (0, 0, "it begins")
         self._future: Future[Loaded] = Future()
-        self._work = run
-        threading.Thread(target=self._run, name="eet-loading", daemon=True).start()
+        threading.Thread(target=self._run, args=(run,), name="eet-loading", daemon=True).start()
 
     def cancel(self) -> None:
         """End it now; `result` then raises Cancelled."""
@@ -111,9 +110,9 @@ class Loading:
     def _follow(self, done: int, total: int, said: str) -> None:
         self._told = done, total, said
 
-    def _run(self) -> None:
+    def _run(self, run: Callable[[Progress, Cancel], Loaded]) -> None:
         try:
-            self._future.set_result(self._work(self._follow, self._stop))
+            self._future.set_result(run(self._follow, self._stop))
         except BaseException as error:  # noqa: BLE001  raised by `result`
             self._future.set_exception(error)
 
