@@ -6,6 +6,7 @@ N texts, C channels, V vocabulary, L classes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.in_flight import Run
 from eet_lab.engine.tasks import CLASSES, CLS, HIDDEN, MEAN, MLM, TOKEN_CLASSES, TextTask
-from eet_lab.errors import ModelError, PromptError, did_you_mean
+from eet_lab.errors import ModelError, PromptError, check_known, did_you_mean
 from eet_lab.models import Model
 from eet_lab.models.config import VisionConfig
 from eet_lab.models.families import FAMILIES
@@ -262,17 +263,12 @@ def _read(
     progress: Progress | None,
     cancel: Cancel | None,
 ) -> tuple[Recipe, Run]:
-    names = [f.name for f in fields(Batching)]
-    if unknown := [name for name in batching if name not in names]:
-        hint = did_you_mean(unknown[0], names)
-        raise PromptError(f"There is no keyword {unknown[0]!r}.{hint} There are {', '.join(names)}.")
+    for name in batching:
+        check_known(PromptError, "keyword", name, [each.name for each in fields(Batching)])
     chosen = as_recipe(recipe, model.device, model.config)
-    engine = EncoderEngine(model.encoder, chosen.parts)
-    try:
+    with closing(EncoderEngine(model.encoder, chosen.parts)) as engine:
         engine.prepare(progress, cancel)
         return chosen, engine.read(texts, task, Batching(**batching), progress=progress, cancel=cancel)
-    finally:
-        engine.close()
 
 
 def _stacked(run: Run, width: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,10 @@ def read_trace(path: str | Path) -> Traffic:
     except UnicodeDecodeError as error:
         raise TrafficError(f"{name} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line and not line.isspace()]
-    if numbered and numbered[0][1].lstrip()[0] == "{":
-        read: Callable[[str], Fields] = _of_json
-    else:
-        read, numbered = _csv_reader(numbered, name)
+    is_json = bool(numbered) and numbered[0][1].lstrip()[0] == "{"
+    order = _order(*numbered[0], name) if numbered and not is_json else None
+    if order is not None:
+        del numbered[0]
     if not numbered:
         raise TrafficError(f"{name} holds no request. A line is time,length,new_tokens, such as 0.25,128,64.")
     if len(numbered) > MOST_REQUESTS:
@@ -47,7 +47,7 @@ def read_trace(path: str | Path) -> Traffic:
     values = array("d")
     for number, line in numbered:
         try:
-            values.extend(read(line))
+            values.extend(_of_json(line) if is_json else _of_csv(line, order))
         except (ValueError, OverflowError, RecursionError) as error:
             raise TrafficError(f"{name}, line {number}: {_said(error, line)}.") from None
     found = np.array(values).reshape(-1, 3)
@@ -57,32 +57,26 @@ def read_trace(path: str | Path) -> Traffic:
     return Traffic(time * 1e3, lengths.astype(np.int64), new_tokens.astype(np.int64), visible(Path(path).name))
 
 
-def _csv_reader(numbered: list[tuple[int, str]], name: str) -> tuple[Callable[[str], Fields], list[tuple[int, str]]]:
-    """What reads a line, and the lines without the one that names the columns."""
-    if not numbered:
-        return _of_columns, numbered
-    number, first = numbered[0]
-    columns = [column.strip().lower() for column in first.split(",")]
+def _order(number: int, line: str, name: str) -> list[int] | None:
+    """The columns of `FIELDS`, by the line that names them; None for a line of numbers."""
+    columns = [column.strip().lower() for column in line.split(",")]
     if any(map(_is_number, columns)):
-        return _of_columns, numbered
+        return None
     if sorted(columns) not in (sorted(FIELDS), sorted(FIELDS[:2])):
         raise TrafficError(
-            f"{name}, line {number}: the columns are {told(visible(first))}, but they must be time, length and "
+            f"{name}, line {number}: the columns are {told(visible(line))}, but they must be time, length and "
             "new_tokens, or the first two."
         )
-    order = [columns.index(field) for field in FIELDS if field in columns]
-
-    def read(line: str) -> Fields:
-        values = line.split(",")
-        if len(values) != len(columns):
-            raise ValueError(f"are {len(values)} fields instead of {len(columns)}")
-        return _told([float(values[place]) for place in order])
-
-    return read, numbered[1:]
+    return [columns.index(field) for field in FIELDS if field in columns]
 
 
-def _of_columns(line: str) -> Fields:
-    return _told([*map(float, line.split(","))])
+def _of_csv(line: str, order: Sequence[int] | None) -> Fields:
+    values = line.split(",")
+    if order is None:
+        return _told([*map(float, values)])
+    if len(values) != len(order):
+        raise ValueError(f"are {len(values)} fields instead of {len(order)}")
+    return _told([float(values[place]) for place in order])
 
 
 def _of_json(line: str) -> Fields:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from eet_lab.errors import ScheduleError, SetupError, did_you_mean
+from eet_lab.errors import ScheduleError, SetupError, check_known
 from eet_lab.scheduling.policies import parse_policy
 from eet_lab.scheduling.whole import MOST, check_whole, is_real
 from eet_lab.words import MiB, told
@@ -75,10 +75,8 @@ class Options:
     @classmethod
     def of(cls, **options: Any) -> Options:
         """Options from keywords; SetupError names one that does not exist."""
-        names = [each.name for each in fields(cls)]
-        if unknown := [name for name in options if name not in names]:
-            hint = did_you_mean(unknown[0], names)
-            raise SetupError(f"There is no option {unknown[0]!r}.{hint} There are {', '.join(names)}.")
+        for name in options:
+            check_known(SetupError, "option", name, [each.name for each in fields(cls)])
         return cls(**options)
 
     def columns(self, context: int, is_encoder: bool) -> int:
