@@ -50,7 +50,7 @@ class Device:
         for source, target in self.ledger.take_copies() if isinstance(self.ledger, SharedPageLedger) else ():
             for column in range(self.ledger.page):
                 self.memory[target, column] = self.memory[source, column]
-        for slot in self.ledger.take_changes():
+        for slot in self.ledger.take_changes() if isinstance(self.ledger, PageLedger) else ():
             self.table[slot] = list(self.ledger.table[slot])
         assert isinstance(self.ledger, Slab) or self.table == self.ledger.table
 

@@ -176,10 +176,8 @@ class DecoderCost:
     host: Times3 = ()
 
     def __post_init__(self) -> None:
-        _ = self.grid  # which checks that axes rise and times fit
+        _ = self.grid, self._host_grid  # which check that axes rise and times fit
         check_whole(CostError, "ahead", self.ahead, 0, MOST_AHEAD)
-        if self.host:
-            self._grid_of(self.host)
 
     @cached_property
     def grid(self) -> Grid:

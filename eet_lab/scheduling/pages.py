@@ -139,7 +139,3 @@ class Slab(Ledger):
 
     def release(self, slot: int) -> None:
         """Nothing: the slot's next request writes over it."""
-
-    def take_changes(self) -> Collection[int]:
-        """None, ever."""
-        return ()

@@ -41,7 +41,7 @@ class NoBatching(BasePolicy):
     is_packed: ClassVar[bool] = True
 
     def next(self, waiting: Collection[W], now_ms: float, costs: Costs) -> Plan[W]:
-        return Plan([_oldest(waiting, 1)], is_full=True)
+        return _up_to(1, waiting)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class DynamicProgram(BasePolicy):
             wake_ms = next(iter(waiting)).arrival_ms + self.wait_ms
             if now_ms < wake_ms:
                 return Plan([], wake_ms)
-        taken = _oldest(waiting, self.window)
+        taken = list(islice(waiting, self.window))
         order = sorted(range(len(taken)), key=lambda place: taken[place].length)
         lengths = [taken[place].length for place in order]
         slices = cheapest(lengths, costs.padded_up_to, self.max_rows)
@@ -223,9 +223,5 @@ def parse_policy(words: str, limits: Mapping[str, Any] = MappingProxyType({})) -
 
 def _up_to(rows: int, some: Iterable[W]) -> Plan[W]:
     """The first of them as a group."""
-    group = _oldest(some, rows)
+    group = list(islice(some, rows))
     return Plan([group], is_full=len(group) == rows)
-
-
-def _oldest(waiting: Iterable[W], most: int) -> list[W]:
-    return list(islice(waiting, most))
