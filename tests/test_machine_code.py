@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from test_native import MACHINE_CODE
+from test_compiled_kernels import MACHINE_CODE
 
 from eet_lab.ops import native
 from eet_lab.ops.native import toolchain
@@ -79,7 +79,7 @@ def reads_machine_code() -> None:
 
 @pytest.fixture(scope="module")
 def libraries() -> dict[str, Path]:
-    """Machine code of all at once, as `test_native` has it made too: warnings and other code leave this as it is."""
+    """Machine code of all at once, as `test_compiled_kernels` has it made too: warnings leave this as it is."""
     return native.build(list(RINGS), arch="90a", extra_flags=MACHINE_CODE)
 
 

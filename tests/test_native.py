@@ -20,8 +20,7 @@ from eet_lab.errors import Cancelled, KernelBuildError, KernelError
 from eet_lab.ops import native
 from eet_lab.ops.native import launchers, toolchain
 from eet_lab.ops.native.build import explain, includes, key, source
-from eet_lab.ops.native.launchers import Library, signatures
-from eet_lab.paths import csrc_dir
+from eet_lab.ops.native.launchers import Library
 
 build_module = importlib.import_module("eet_lab.ops.native.build")  # the name in `native` is the function
 
@@ -61,55 +60,6 @@ def small(tmp_path):
 
 FOR_THE_HOST = ("-x=c++",)
 """The small source has no kernels. Without a look for them, nvcc takes a tenth of the time; all else is as ever."""
-MACHINE_CODE = ("-fatbin", "-Xptxas=--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error")
-"""And nothing else: the compiler of kernels reads launchers too, and finds their errors. To compile and link them for
-the host takes a quarter of the time, and `host_code` does so with some."""
-HALF = "    case kFloat16: return launch(__half());\n"
-WIDE = """
-#include <cuda_runtime.h>
-__global__ void __launch_bounds__(1024, 2) wide(float* x) {  // 32 registers for 64 numbers
-  float a[64];
-#pragma unroll
-  for (int i = 0; i < 64; ++i) a[i] = x[i * 1024 + threadIdx.x];
-  for (int round = 0; round < int(x[0]); ++round) {
-#pragma unroll
-    for (int i = 0; i < 64; ++i) a[i] = a[i] * a[(i + 7) % 64] + x[i];
-  }
-#pragma unroll
-  for (int i = 0; i < 64; ++i) x[i * 1024 + threadIdx.x] = a[i];
-}
-"""
-
-
-@needs_nvcc
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_every_source_compiles_without_spills_and_has_its_launchers():
-    for name in native.build(arch="90a", extra_flags=MACHINE_CODE):
-        launchers = signatures(source(name).read_text())
-        assert launchers, f"{name}.cu defines no launcher"
-        assert all(launcher.startswith("eet_") for launcher in launchers)
-
-
-@needs_nvcc
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_every_source_compiles_without_spills_for_an_a100(tmp_path, monkeypatch):
-    """Without float16, in half of the time: its kernels take at most two more registers than those of bfloat16."""
-    copied = shutil.copytree(csrc_dir(), tmp_path / "csrc")
-    launch = copied / "eet" / "launch.cuh"
-    whole = launch.read_text()
-    launch.write_text(whole.replace(HALF, ""))
-    assert launch.read_text() != whole
-    monkeypatch.setenv("NVCC_PREPEND_FLAGS", f"-I{copied}")  # headers of the copy, before those that all builds look at
-    native.build([copied / f"{name}.cu" for name in native.all_names()], arch="80", extra_flags=MACHINE_CODE)
-
-
-@needs_nvcc
-def test_a_spill_would_be_noticed(cache, tmp_path):
-    (tmp_path / "wide.cu").write_text(WIDE)
-    with pytest.raises(KernelBuildError, match="[Ss]pill|local memory"):
-        native.build([tmp_path / "wide.cu"], arch="80", extra_flags=MACHINE_CODE)
 
 
 @needs_nvcc

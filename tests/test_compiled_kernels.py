@@ -1,0 +1,85 @@
+"""All sources of csrc/ compile, for an H100 and for an A100, and no kernel spills registers."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+from test_native import needs_nvcc
+
+from eet_lab.errors import KernelBuildError
+from eet_lab.ops import native
+from eet_lab.ops.native import toolchain
+from eet_lab.ops.native.build import FLAGS, includes, source
+from eet_lab.ops.native.launchers import signatures
+from eet_lab.paths import csrc_dir
+
+MACHINE_CODE = ("-fatbin", "-Xptxas=--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error")
+"""And nothing else: the compiler of kernels reads launchers too, and finds their errors. To compile and link them for
+the host takes a quarter of the time, and `host_code` does so with some."""
+COMPILED = Path(__file__).with_name("compiled_for_a100.txt")
+HALF = "    case kFloat16: return launch(__half());\n"
+WIDE = """
+#include <cuda_runtime.h>
+__global__ void __launch_bounds__(1024, 2) wide(float* x) {  // 32 registers for 64 numbers
+  float a[64];
+#pragma unroll
+  for (int i = 0; i < 64; ++i) a[i] = x[i * 1024 + threadIdx.x];
+  for (int round = 0; round < int(x[0]); ++round) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) a[i] = a[i] * a[(i + 7) % 64] + x[i];
+  }
+#pragma unroll
+  for (int i = 0; i < 64; ++i) x[i * 1024 + threadIdx.x] = a[i];
+}
+"""
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_source_compiles_without_spills_and_has_its_launchers():
+    for name in native.build(arch="90a", extra_flags=MACHINE_CODE):
+        launchers = signatures(source(name).read_text())
+        assert launchers, f"{name}.cu defines no launcher"
+        assert all(launcher.startswith("eet_") for launcher in launchers)
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_source_compiles_without_spills_for_an_a100(tmp_path, monkeypatch):
+    """Without float16, in half of the time: its kernels take at most two more registers than those of bfloat16.
+
+    The same text gives the same machine code: what `COMPILED` has is left out, and what compiles is written down there.
+    """
+    copied = shutil.copytree(csrc_dir(), tmp_path / "csrc")
+    launch = copied / "eet" / "launch.cuh"
+    whole = launch.read_text()
+    launch.write_text(whole.replace(HALF, ""))
+    assert launch.read_text() != whole
+    now = {name: digest_for_a100(copied / f"{name}.cu") for name in native.all_names()}
+    known = set(COMPILED.read_text().splitlines())
+    monkeypatch.setenv("NVCC_PREPEND_FLAGS", f"-I{copied}")  # headers of the copy, before those that all builds look at
+    new = [copied / f"{name}.cu" for name, digest in now.items() if digest not in known]
+    native.build(new, arch="80", extra_flags=MACHINE_CODE)
+    if new:
+        COMPILED.write_text("".join(f"{digest}\n" for digest in sorted(now.values())))
+
+
+def digest_for_a100(path: Path) -> str:
+    """The source by name, and a hash of all that its machine code depends on."""
+    compiler = toolchain.nvcc_version(toolchain.find_nvcc()), FLAGS, MACHINE_CODE
+    found = hashlib.sha256(repr(compiler).encode())
+    for file in sorted(includes(path)):
+        found.update(file.name.encode() + b"\0" + file.read_bytes())
+    return f"{path.stem} {found.hexdigest()}"
+
+
+@needs_nvcc
+def test_a_spill_would_be_noticed(tmp_path):
+    (tmp_path / "wide.cu").write_text(WIDE)
+    with pytest.raises(KernelBuildError, match="[Ss]pill|local memory"):
+        native.build([tmp_path / "wide.cu"], arch="80", extra_flags=MACHINE_CODE)
