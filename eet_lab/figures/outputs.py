@@ -7,7 +7,6 @@ renderers embed it (5 MB) or fetch it from the network.
 from __future__ import annotations
 
 import json
-from functools import cache
 from html import escape
 from typing import Any
 
@@ -50,7 +49,6 @@ def show(fig: go.Figure) -> None:
         pio.show(fig, renderer="+".join(names), config=CONFIG)
 
 
-@cache
 def stylesheet() -> str:
     """What a figure needs of the page it stands in, as a <style> element; each figure of a notebook brings it."""
     return f"<style>{style('Figure')}</style>"

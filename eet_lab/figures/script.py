@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import anywidget
@@ -25,6 +26,7 @@ def compact(*paths: Path) -> str:
     return "\n".join(_compact(path.read_text(encoding="utf-8"), path.suffix) for path in paths)
 
 
+@cache
 def style(*sections: str) -> str:
     """Sections of widgets.css as `compact` writes styles: a saved notebook has the rules of its widgets and no more."""
     return _sections(".css", sections)

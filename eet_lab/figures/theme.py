@@ -6,7 +6,6 @@ import math
 import textwrap
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from html import escape
 from typing import Any, NamedTuple
 
@@ -45,7 +44,6 @@ TOOLBAR_PX = 34
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
-@cache
 def stylesheet() -> str:
     """The style sheet of widgets and figures as a <style> element."""
     return f"<style>{style('Theme')}</style>{outputs.stylesheet()}"

@@ -283,7 +283,7 @@ def recorded_fusions() -> list[Any]:
     moved = [brief(sum(work.num_bytes for work in rung.work.values()) / 1e9) for rung in (none, full)]
     took = [ms_words(rung.step_ms.p50) for rung in (none, full)]
     return [
-        noted(f"Not this machine: {found.environment.origin}. {found.workload}, bfloat16.", "recorded"),
+        noted(f"Not this machine: {found.environment.origin}. {found.workload}, bfloat16."),
         plot(found, "fusion"),
         f"From none to all, a step goes {_from_to(launches)} launches, {_from_to(moved)} GB that are moved, and "
         f"{_from_to(took)}. Most of the gain is launches: this GPU waited for its host. So the update in one launch "

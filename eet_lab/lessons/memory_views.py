@@ -207,7 +207,7 @@ def forecast(model: Model, name: str = "gpt2-xl") -> Shown:
         free_bytes = GPU_BYTES
         where = f"A forecast, nothing is measured: for a GPU with {sized(free_bytes)} free, since there is none here."
     engine = Engine(load(name, device="meta").decoder, Recipe.parse(CACHES["static"], "cuda").parts)
-    things: list[Any] = [HTML(theme.stylesheet() + noted(where, "gpu" if model.device == "cuda" else "cpu").data)]
+    things: list[Any] = [HTML(theme.stylesheet() + noted(where).data)]
     for num_rows, prompt_tokens, new_tokens in ((8, 512, 128), (256, 896, 128)):
         prompts, settings = [[config.bos_id] * prompt_tokens] * num_rows, Settings(max_new_tokens=new_tokens)
         told = engine.forecast(prompts, settings, free_bytes)

@@ -15,7 +15,8 @@ from IPython.display import HTML, display
 
 from eet_lab.figures import theme
 from eet_lab.figures.outputs import FigureBox
-from eet_lab.lessons.show import Shown, note, stylesheet
+from eet_lab.figures.script import style
+from eet_lab.lessons.show import Shown, note
 from eet_lab.words import plain
 
 P = ParamSpec("P")
@@ -56,9 +57,9 @@ class Prediction:
         self._shown = FigureBox()
         self._button.on_click(lambda _: self.answer(self._guess.value))
         ask = W.HTML(f'<div class="eet-question">{escape(question)}</div>')
-        style = W.HTML(stylesheet())
+        look = W.HTML(f"<style>{style('Say', 'Prediction')}</style>")
         answer = W.HBox([self._guess, W.Label(_limits(number, unit)), self._button])
-        self.box = W.VBox([style, ask, answer, self._said, self._shown])
+        self.box = W.VBox([look, ask, answer, self._said, self._shown])
         self.box.add_class("eet-prediction")
 
     def answer(self, value: Any) -> None:

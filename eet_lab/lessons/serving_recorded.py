@@ -128,7 +128,7 @@ def _on(kept: Mapping[str, Any]) -> str:
 
 
 def _there(where: str) -> Any:
-    return noted(f"Not this machine: recorded with {where}.", "recorded")
+    return noted(f"Not this machine: recorded with {where}.")
 
 
 def _compared(policy: str, found: Mapping[str, Any]) -> Compared:

@@ -7,9 +7,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from html import escape
-from pathlib import Path
 from typing import Any, TypeVar
 
 import plotly.graph_objects as go
@@ -20,13 +18,13 @@ from eet_lab.bench.measured import device_name
 from eet_lab.bench.rows import Row
 from eet_lab.errors import PlanError, check_known
 from eet_lab.figures.outputs import show
+from eet_lab.figures.script import style
 from eet_lab.lessons import recorded
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device
 from eet_lab.technique import Technique, known
 
 T = TypeVar("T")
-CLASS = re.compile(r"\beet-[a-z]+")
 
 
 class Shown:
@@ -44,23 +42,27 @@ class Shown:
             show(thing) if isinstance(thing, go.Figure) else display(thing)
 
     def outputs(self) -> list[Any]:
-        """What is displayed, texts as captions. Each piece brings its own style: JupyterLab may draw any alone."""
-        things = (_said("caption", thing) if isinstance(thing, str) else thing for thing in self.things)
-        return [HTML(styled(thing.data)) if isinstance(thing, HTML) else thing for thing in things]
+        """What is displayed, texts as captions."""
+        return [_styled("Caption", _text("caption", each)) if isinstance(each, str) else each for each in self.things]
 
 
 def note(text: str, kind: str = "plain") -> HTML:
     """A paragraph with a coloured edge; `kind` is "plain", "good" or "warn"."""
-    return _said(f"say eet-{kind}", text)
+    return _styled("Say", _text(f"say eet-{kind}", text))
 
 
-def noted(text: str, kind: str) -> HTML:
-    """A note of where numbers come from: `kind` is "gpu", "cpu" or "recorded"."""
-    return _said(f"where eet-{kind}", text)
+def noted(text: str) -> HTML:
+    """A note of where numbers come from."""
+    return HTML(_text("where", text))
 
 
-def _said(kind: str, text: str) -> HTML:
-    return HTML(f'<div class="eet-{kind}">{_marked(text)}</div>')
+def _styled(section: str, html: str) -> HTML:
+    """HTML behind the section of widgets.css that it needs: JupyterLab may draw any piece alone."""
+    return HTML(f"<style>{style(section)}</style>{html}")
+
+
+def _text(kind: str, text: str) -> str:
+    return f'<div class="eet-{kind}">{_marked(text)}</div>'
 
 
 def _marked(text: str) -> str:
@@ -78,32 +80,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> HTML:
 
     cells = line("th", head)
     body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
-    return HTML(f'<table class="eet-table"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>')
-
-
-@cache
-def stylesheet() -> str:
-    """What only lessons need, as a <style> element."""
-    return _style(_rules())
-
-
-def styled(html: str) -> str:
-    """HTML behind the rules of `stylesheet` that it needs: a saved notebook has many such pieces."""
-    used = set(CLASS.findall(html))
-    selectors = {rule: rule.partition("{")[0].split(",") for rule in _rules()}
-    needed = [rule for rule in selectors if any(used.issuperset(CLASS.findall(each)) for each in selectors[rule])]
-    return f"{_style(needed)}{html}" if needed else html
-
-
-@cache
-def _rules() -> tuple[str, ...]:
-    """Those of lessons.css, which has each on a line of its own."""
-    lines = Path(__file__).with_name("lessons.css").read_text(encoding="utf-8").splitlines()
-    return tuple(line for line in lines if line.startswith("."))
-
-
-def _style(rules: Sequence[str]) -> str:
-    return f"<style>{''.join(rules)}</style>"
+    return _styled("Table", f'<table class="eet-table"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>')
 
 
 def _is_number(cell: str) -> bool:
@@ -120,13 +97,13 @@ def chosen(what: str, name: str, choices: Mapping[str, T]) -> T:
 def here(model: Model) -> HTML:
     """Measured on this machine, while the reader looks."""
     if model.device == "cuda":
-        return noted(f"Measured now on {device_name('cuda')}.", "gpu")
-    return noted(f"Measured now on the CPU: {device_name('cpu')}.", "cpu")
+        return noted(f"Measured now on {device_name('cuda')}.")
+    return noted(f"Measured now on the CPU: {device_name('cpu')}.")
 
 
 def there(used: Sequence[Row] | Ladder | Comparison) -> HTML:
     """Measured on another machine: which one, with what, and when."""
-    return noted(f"Not this machine: {recorded.label(used)}.", "recorded")
+    return noted(f"Not this machine: {recorded.label(used)}.")
 
 
 def in_words(result: Comparison, metric: str, name: str) -> str:
@@ -174,7 +151,7 @@ class Source(Code):
             fold = f"<details><summary>{_marked(first)}</summary><pre>{_marked(more)}</pre></details>"
             fold = fold if more else f'<div class="eet-doc">{_marked(first)}</div>'
         code = super()._repr_html_().rpartition("</style>")[2]
-        return styled(f'<div class="eet-source">{fold}{code}</div>')
+        return _styled("Source", f'<div class="eet-source">{fold}{code}</div>').data
 
     def _repr_latex_(self) -> None:
         """None: a saved notebook need not carry the code once more."""

@@ -271,11 +271,11 @@ def torch_allocator() -> Shown:
     """The peer on the same streams: measured where there is a GPU, else what one told."""
     if torch.cuda.is_available():
         found = caching_allocator.here()
-        where = noted(f"Measured now on {found.device}, torch {found.torch}.", "gpu")
+        where = noted(f"Measured now on {found.device}, torch {found.torch}.")
     else:
         found = caching_allocator.recorded()
         when = found.date[:10]
-        where = noted(f"Not this machine: recorded on an {found.device}, torch {found.torch}, {when}.", "recorded")
+        where = noted(f"Not this machine: recorded on an {found.device}, torch {found.torch}, {when}.")
     rows = []
     for stream, settings in found.streams.items():
         for setting, each in settings.items():

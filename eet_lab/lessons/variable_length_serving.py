@@ -70,7 +70,7 @@ def served(name: str, load: float, cv: float = 1.0) -> Served:
 
 def where(cost: CostTable) -> object:
     """The note that says whose times these are."""
-    return noted(f"Not this machine: {told_table(cost)}.", "recorded")
+    return noted(f"Not this machine: {told_table(cost)}.")
 
 
 def costs() -> Shown:
