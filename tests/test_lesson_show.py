@@ -13,6 +13,7 @@ from eet_lab.lessons import (
 )
 from eet_lab.lessons.show import note, table
 from eet_lab.parts import attend, batches
+from eet_lab.technique import Recipe
 from eet_lab.techniques import PrePadding
 
 
@@ -24,6 +25,16 @@ def test_parts_table_marks_what_changed():
         and "★ padded" in shown.data
         and shown.data.count("★") == 4
     )
+
+
+def test_parts_table_marks_ops_that_changed_whatever_they_are_called():
+    """Kernels have the names of what they replace, and ops of training those of the others."""
+    served, trained = (
+        start.parts_table(Recipe.parse(name, "cuda")).things[0].data for name in ("fused_kernels", "fused_norms")
+    )
+    assert all(f">ops.{op}</td>" in served for op in ("attention", "norm_linear")) and "train_ops" not in served
+    assert ">★ norm_linear(norm_rows=1)<" in served and "0x" not in served + trained
+    assert ">train_ops.norm_linear</td>" in trained and ">ops." not in trained
 
 
 def test_tables_escape_and_align():

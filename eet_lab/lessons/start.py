@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -18,7 +19,7 @@ from eet_lab.figures import theme
 from eet_lab.lessons.exercise import Exercise, Wrong, ask, named
 from eet_lab.lessons.show import Shown, note, table
 from eet_lab.models import Model
-from eet_lab.parts import Ops, Parts
+from eet_lab.parts import Ops, Parts, replaced
 from eet_lab.parts.kv_cache import StaticKV
 from eet_lab.technique import Recipe, listed, obstacle, registry
 from eet_lab.texts import Output
@@ -79,30 +80,33 @@ def parts_table(*recipes: str | Recipe) -> Shown:
     Ops that none of the recipes changes share a line.
     """
     chosen = [recipe if isinstance(recipe, Recipe) else Recipe.parse(recipe) for recipe in recipes]
-    baseline = _slots(Parts())
-    columns = [_slots(recipe.parts) for recipe in chosen]
+    changed = [{".".join(slot.split(".")[:2]) for slot in replaced(Parts(), recipe.parts)} for recipe in chosen]
+    columns = list(zip((_slots(recipe.parts) for recipe in chosen), changed, strict=True))
     rows = [
-        [slot, name, *(name if c[slot] == name else f"★ {c[slot]}" for c in columns)]
-        for slot, name in baseline.items()
-        if not slot.startswith("ops.") or any(c[slot] != name for c in columns)
+        [slot, _called(plain), *("★ " * (slot in own) + _called(parts[slot]) for parts, own in columns)]
+        for slot, plain in _slots(Parts()).items()
+        if "ops." not in slot or any(slot in own for own in changed)
     ]
     rows.insert(0, ["ops", *["plain PyTorch"] * (1 + len(columns))])
     return Shown(table(["slot", "baseline", *map(str, chosen)], rows))
 
 
-def _slots(parts: Parts) -> dict[str, str]:
-    """Every slot, ops one by one, and the name of what is in it."""
-    slots: dict[str, str] = {}
+def _slots(parts: Parts) -> dict[str, Any]:
+    """What is in each slot, ops one by one."""
+    slots: dict[str, Any] = {}
     for f in fields(parts):
         value = getattr(parts, f.name)
         if isinstance(value, Ops):
-            slots |= {f"ops.{op.name}": _called(getattr(value, op.name)) for op in fields(value)}
+            slots |= {f"{f.name}.{op.name}": getattr(value, op.name) for op in fields(value)}
         elif f.name != "weights":
-            slots[f.name] = _called(value)
+            slots[f.name] = value
     return slots
 
 
 def _called(part: Any) -> str:
+    """A part's name, with what is bound to it."""
+    if isinstance(part, partial):
+        return f"{_called(part.func)}({', '.join(f'{name}={_called(value)}' for name, value in part.keywords.items())})"
     return getattr(part, "__name__", None) or str(part)
 
 
@@ -151,9 +155,7 @@ def _judge_technique(answer: Callable) -> tuple[str, tuple[Any, ...]]:
             raise Wrong(f"{case}: return the new parts, not {named(given)}.")
         if given.kv_cache is not StaticKV:
             raise Wrong(f"{case}: kv_cache is {_called(given.kv_cache)}, and should be StaticKV, the class itself.")
-        if others := [
-            slot for slot in _slots(given) if slot != "kv_cache" and _slots(given)[slot] != _slots(before)[slot]
-        ]:
+        if others := [slot for slot in replaced(before, given) if slot != "kv_cache"]:
             raise Wrong(
                 f"{case}: {', '.join(others)} changed, too. Start from the parts that you are given: other techniques "
                 "have changed them already."
