@@ -27,8 +27,6 @@ from eet_lab.words import brief, percent
 
 SMALL = Config(3, 64, 2, 256, 504, 128)
 ALL = ",".join(names_in_all())
-FIVE = ALL.replace("persistent_layers,", "")
-NO_EARLY_START = FIVE.replace(",dependent_launch", "")
 
 
 def parts(words: str) -> Parts:
@@ -242,26 +240,13 @@ def test_what_is_on_already_is_that_of_the_account(account):
         assert f"{title} (on already)" in text if name in on else f"{title}<" in text
 
 
-@pytest.mark.parametrize(
-    ("words", "alone_ms", "told", "not_told"),
-    [
-        (FIVE, 1.65, ("30 % more", "0.38 ms", "hidden by starting early"), ("they agree",)),
-        (NO_EARLY_START, 1.65, ("30 % more", "0.38 ms"), ("they agree", "starting early")),
-        (FIVE, 1.0, ("21 % less", "0.27 ms", "between the kernels"), ("they agree", "starting early")),
-        (FIVE, 1.28, ("agree to 0.79 %",), ("more", "less")),
-    ],
-)
-def test_what_the_sum_of_ops_says_follows_from_the_numbers(words, alone_ms, told, not_told):
-    text = decode_speed._account(alone_ms, 1.27, Recipe.parse(words, "cuda"))
-    assert all(each in text for each in told) and not any(each in text for each in not_told), text
-
-
 def test_the_account_is_of_the_numbers_in_the_table(account):
-    shown = account
-    alone, whole = (float(number) for number in re.findall(r">([\d.]+) ms<", shown[1].data)[-2:])
-    off = re.search(r"(\d+) % (more|less) than the whole step", shown[3])
-    assert off and float(off[1]) / 100 == pytest.approx(abs(alone / whole - 1), abs=0.01)
-    assert (off[2] == "more") == (alone > whole)
+    """The ops alone sum to clearly more, with early starts that can hide it: the words are for that case."""
+    alone, whole = (float(number) for number in re.findall(r">([\d.]+) ms<", account[1].data)[-2:])
+    told = re.search(r"sum to (\d+) % more than the whole step, so about ([\d.]+) ms", account[3])
+    assert told and float(told[1]) / 100 == pytest.approx(alone / whole - 1, abs=0.01) and alone > 1.03 * whole
+    assert float(told[2]) == pytest.approx(alone - whole, abs=0.011)
+    assert "dependent_launch" in recorded.fastest(without="persistent_layers").recipe
 
 
 @pytest.mark.parametrize(("num_rows", "kernels"), [(1, 101), (2, 101), (3, 244)])
@@ -278,11 +263,9 @@ def test_what_is_one_kernel_a_layer_stands_beside_five(account):
     """The account of five kernels a layer is of a recipe that has them; what has two is told with its own time."""
     best, apart = recorded.fastest(), recorded.fastest(without="persistent_layers")
     assert "persistent_layers" in best.recipe and "persistent_layers" not in apart.recipe
-    shown = account
-    assert f"{apart.tpot_ms.p50:.3g} ms" in str(shown[1].data)
-    [told] = decode_speed._together(best, apart, 48)
-    assert told in shown and {"97", "240", f"{best.tpot_ms.p50:.3g}"} <= numbers(told)
-    assert decode_speed._together(apart, apart, 48) == []
+    assert apart.commit == best.commit, "else the words must say that one has newer kernels"
+    assert f"{apart.tpot_ms.p50:.3g} ms" in str(account[1].data)
+    assert {"97", "240", f"{best.tpot_ms.p50:.3g}"} <= numbers(account[4])
 
 
 def test_the_verdict_says_what_the_prediction_does_not_know(verdict):

@@ -7,8 +7,7 @@ import math
 from eet_lab.bench import Ladder, Workload
 from eet_lab.bench.cost import launch_cost, step_cost, streaming_gb_per_s
 from eet_lab.bench.launches import counted, num_kernels
-from eet_lab.bench.measured import Spread
-from eet_lab.bench.rows import Row
+from eet_lab.bench.measured import Spread, p50
 from eet_lab.devices import present
 from eet_lab.lessons import decode_step, recorded
 from eet_lab.lessons.prediction import Prediction, after_prediction
@@ -169,13 +168,14 @@ def verdict(guess: Prediction) -> Shown:
 @after_prediction
 def left_over(guess: Prediction) -> Shown:
     """Where the rest of a step of our fastest recipe goes, and what attacks it."""
-    best, apart = recorded.fastest(), recorded.fastest(without=TOGETHER)
+    best, apart = recorded.fastest(), recorded.fastest(without="persistent_layers")
     recipe, layers = Recipe.parse(apart.recipe, "cuda"), recorded.CONFIG.num_layers
-    measured, floor_ms = apart.tpot_ms.p50 if apart.tpot_ms else 0.0, apart.floor_ms or 0.0
+    measured, together = (p50(row.tpot_ms) or math.nan for row in (apart, best))
+    floor_ms = apart.floor_ms or math.nan
     ops = [rows for _, rows in decode_step.layer_ops()]
     beyond = sum(decode_step.ours_us(rows) - decode_step.floor_us(rows) for rows in ops) * layers / 1e3
     head = recorded.op(f"norm_linear/t1/n{recorded.CONFIG.vocab_size}/c{recorded.CONFIG.hidden_size}")
-    beyond_head = (head.total_ms.p50 if head.total_ms else 0.0) - (head.floor_ms or 0.0)
+    beyond_head = (p50(head.total_ms) or math.nan) - (head.floor_ms or math.nan)
     alone = floor_ms + beyond + beyond_head
     lines = [
         ["weights, keys and values at the rate of a streaming read", f"{brief(floor_ms)} ms"],
@@ -188,39 +188,14 @@ def left_over(guess: Prediction) -> Shown:
         there([apart, head]),
         table(["a token of GPT-2 XL, one row, our fastest recipe of five kernels a layer", ""], lines),
         table(["what costs time", "what reduces it", "by"], [[*words, _by(name, recipe)] for *words, name in ATTACKS]),
-        f"Compare the last two lines: {_account(alone, measured, recipe)} (Attention was timed at 1,024 columns, so "
-        "the sum is not exact.)",
-        *_together(best, apart, layers),
+        f"Compare the last two lines: the ops alone sum to {percent(alone / measured - 1)} more than the whole step, "
+        f"so about {brief(alone - measured, 2)} ms of them are hidden by starting early. (Attention was timed at 1,024 "
+        "columns, so the sum is not exact.)",
+        f"Persistent layers replace those {5 * layers} kernels by {2 * layers + 1}, and a token takes "
+        f"{brief(together)} ms. Most of the rest above the floor is blocks waiting for each other's results.",
     )
 
 
-def _together(best: Row, apart: Row, layers: int) -> list[str]:
-    """What becomes of the chain where most of a layer is one kernel."""
-    if TOGETHER not in best.recipe or best.tpot_ms is None:
-        return []
-    newer = "" if apart.commit == best.commit else " (It was measured with newer kernels than the table.)"
-    return [
-        f"Persistent layers replace those {5 * layers} kernels by {2 * layers + 1}, and a token takes "
-        f"{brief(best.tpot_ms.p50)} ms. Most of the rest above the floor is blocks waiting for each other's results."
-        f"{newer}"
-    ]
-
-
-def _account(alone_ms: float, step_ms: float, recipe: Recipe) -> str:
-    """How far the ops timed alone are off from the whole step, and what that says."""
-    off = alone_ms / step_ms - 1
-    if abs(off) < AGREE:
-        return f"they agree to {percent(abs(off))}. No time is hidden between the kernels."
-    sides = f"the ops alone sum to {percent(abs(off))} {'more' if off > 0 else 'less'} than the whole step"
-    if off < 0:
-        return f"{sides}, so {brief(step_ms - alone_ms, 2)} ms of the step are between the kernels."
-    hidden = " are hidden by starting early" if "dependent_launch" in recipe.names else " are no part of it"
-    return f"{sides}, so about {brief(alone_ms - step_ms, 2)} ms of them{hidden}."
-
-
-TOGETHER = "persistent_layers"
-AGREE = 0.03
-"""Two times that differ by less are called the same."""
 ATTACKS = (
     ("Python and PyTorch between launches", "record the step once, replay it with one call", "cuda_graphs"),
     ("a start and an end for each launch", "fewer launches: one kernel does the work of several", "fused_kernels"),
