@@ -12,6 +12,7 @@ import torch
 
 from eet_lab.lessons import fast_training as lesson
 from eet_lab.lessons import training_exercises as exercises
+from eet_lab.lessons.pre_padding import padded_share
 from eet_lab.lessons.prediction import Prediction
 from eet_lab.models import Model, load
 from eet_lab.training import demos
@@ -57,13 +58,14 @@ def test_nothing_of_packing_is_told_before_the_prediction(model: Model) -> None:
     sizes = lesson.lengths(model)
     told = lesson.predict(model)._reveal
     assert f"{lesson.NUM_TEXTS * max(sizes):,} tokens, {sum(sizes):,} are real" in told
-    assert percent(lesson.pads(model)) in told and 0.2 < lesson.pads(model) < 0.8
+    assert percent(padded_share(sizes)) in told and 0.2 < padded_share(sizes) < 0.8
 
 
 def test_packed_texts_are_no_longer_than_they_are(model: Model) -> None:
     sizes = lesson.lengths(model)
     fig, _, table, words = lesson.packing(guessed(model), model).things
-    assert sum(bar.x[0] for bar in fig.data[2:]) == sum(sizes)
+    packed = fig.data[-1]
+    assert packed.base[-1] + packed.x[-1] == sum(sizes)
     assert f"{max(sizes) * len(sizes):,}</td>" in html(table) and f"{sum(sizes):,}</td>" in html(table)
     assert "Same loss curve? within rounding" in words or "Same loss curve? identical" in words
 

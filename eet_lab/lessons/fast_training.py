@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -25,7 +26,9 @@ from eet_lab.bench.training import Batch
 from eet_lab.bench.workloads import TrainBatch
 from eet_lab.devices import checked_device
 from eet_lab.figures import plot, theme
+from eet_lab.figures.fusion import COLORS
 from eet_lab.lessons import recorded
+from eet_lab.lessons.pre_padding import padded_share
 from eet_lab.lessons.prediction import Prediction, after_prediction
 from eet_lab.lessons.show import Shown, here, noted, table, there
 from eet_lab.models import Model
@@ -42,7 +45,6 @@ NUM_TEXTS, LONGEST = 12, 96
 BASE, PACKED = "pre_padding", "pre_padding,mask_removal,packed_prefill"
 CHUNK = ChunkedCrossEntropy().chunk
 FORWARD, BACKWARD, UPDATE = PHASES
-COLORS = {FORWARD: theme.SELECTION, BACKWARD: theme.SERIES[1], UPDATE: theme.GAIN}
 STEPS = 3
 """Steps whose median time is told."""
 PROMPTS = ("The built-in function", "If the object", "A class is")
@@ -70,12 +72,6 @@ def texts(model: Model) -> Examples:
 def lengths(model: Model) -> list[int]:
     """Tokens of each."""
     return [len(example.ids) for example in texts(model)]
-
-
-def pads(model: Model) -> float:
-    """The share of pads, where all are padded to the longest."""
-    sizes = lengths(model)
-    return 1 - sum(sizes) / (len(sizes) * max(sizes))
 
 
 def step_parts(model: Model, recipe: str) -> dict[str, PhaseWork]:
@@ -138,8 +134,8 @@ def predict(model: Model) -> Prediction:
     return Prediction(
         f"{len(sizes)} texts of {min(sizes)} to {max(sizes)} tokens share a step. Padded to the longest, how many "
         "percent of the tokens that are computed are pads?",
-        reveal=f"{percent(pads(model))}: of {len(sizes) * max(sizes):,} tokens, {sum(sizes):,} are real. A pad is "
-        "computed by every linear layer, forward and backward, and teaches nothing.",
+        reveal=f"{percent(padded_share(sizes))}: of {len(sizes) * max(sizes):,} tokens, {sum(sizes):,} are real. A pad "
+        "is computed by every linear layer, forward and backward, and teaches nothing.",
         number=(0, 100),
         unit="%",
     )
@@ -163,13 +159,11 @@ def _layouts(sizes: list[int]) -> go.Figure:
         y=names, x=[max(sizes) - n for n in sizes], orientation="h", name="pads", hoverinfo="x",
         marker=theme.hatched(theme.BASELINE, theme.GRID),
     )  # fmt: skip
-    begin = 0
-    for number, size in enumerate(sizes):
-        fig.add_bar(
-            y=["packed"], x=[size], orientation="h", base=[begin], showlegend=False, name=names[number],
-            marker={"color": theme.SELECTION, "line": {"color": "white", "width": 1}}, hoverinfo="name+x", width=0.8,
-        )  # fmt: skip
-        begin += size
+    fig.add_bar(
+        y=["packed"] * len(sizes), x=sizes, orientation="h", base=[0, *accumulate(sizes[:-1])], showlegend=False,
+        text=names, textposition="none", hovertemplate="%{text}: %{customdata} tokens<extra></extra>",
+        customdata=sizes, marker={"color": theme.SELECTION, "line": {"color": "white", "width": 1}}, width=0.8,
+    )  # fmt: skip
     fig.update_layout(legend={"traceorder": "normal"})
     fig.update_xaxes(title="tokens")
     return fig.update_yaxes(autorange="reversed", tickfont={"size": 10})
@@ -189,8 +183,8 @@ def _said(found: TrainComparison, model: Model) -> str:
     change = f"A step: {found.change.words('ms')}. " if found.change else ""
     return (
         f"{change}Same loss curve? {found.verdict}. {found.explanation} Packed, texts lie end to end, and attention is "
-        f"told where each begins (cu_seqlens). {percent(pads(model))} of the tokens go; the update is the same, and "
-        "on a CPU attention takes a call for each text, so the time falls by less."
+        f"told where each begins (cu_seqlens). {percent(padded_share(lengths(model)))} of the tokens go; the update is "
+        "the same, and on a CPU attention takes a call for each text, so the time falls by less."
     )
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.bench import Change, Comparison
+from eet_lab.bench.measured import p50
 from eet_lab.bench.timing import took_ms
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -40,7 +41,7 @@ from eet_lab.words import MiB, brief, ms_words, percent
 
 def predict(model: Model) -> Prediction:
     """What share of the scores is thrown away? Reveals the count, and no time."""
-    seen, whole = scores(model)
+    whole, seen = first_pass_scores(lengths(model))
     return Prediction(
         f"The batch is padded to {max(lengths(model))} columns. Of all attention scores that its first pass computes, "
         "how many percent does the mask throw away?",
@@ -49,12 +50,6 @@ def predict(model: Model) -> Prediction:
         number=(0, 100),
         unit="%",
     )
-
-
-def scores(model: Model) -> tuple[int, int]:
-    """Scores a head that the first pass needs, and that it computes with a mask."""
-    counts = lengths(model)
-    return sum(n * (n + 1) // 2 for n in counts), len(counts) * max(counts) ** 2
 
 
 def picture(model: Model) -> Shown:
@@ -132,7 +127,7 @@ def verdict(guess: Prediction, result: Comparison, model: Model) -> Shown:
     a, b = result.baseline, result.selection
     if not (a.ttft_ms and b.ttft_ms and a.total_ms and b.total_ms):
         return Shown("Some time could not be measured: run the comparison again.")
-    seen, whole = scores(model)
+    whole, seen = first_pass_scores(result.prompt_lengths)
     masked, bounded = attention_ms(model)
     num_rows, longest = len(result.prompt_lengths), max(result.prompt_lengths)
     mask_bytes = num_rows * longest**2 * model.decoder.dtype.itemsize
@@ -217,7 +212,7 @@ def on_the_h200(guess: Prediction) -> Shown:
         )
         for words, metric in (("first token", "ttft_ms"), ("per token", "tpot_ms"))
     }
-    masked, bounded = (row.total_ms.p50 if row.total_ms else 0.0 for row in kernels)
+    masked, bounded = (p50(row.total_ms) or 0.0 for row in kernels)
     pairs["one kernel, 8 rows of 2,048 tokens"] = masked, bounded
     launches = [m.cost.launches_per_token or 0 for m in (with_mask, without) if m.cost]
     num_rows, head = len(result.prompt_lengths), ["GPT-2 XL on an H200", "mask", "no mask", "saved"]

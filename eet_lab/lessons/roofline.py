@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import median
 from typing import NamedTuple
 
 import plotly.graph_objects as go
-import torch
 
 from eet_lab.bench import Workload
-from eet_lab.bench.cost import streaming_gb_per_s
+from eet_lab.bench.cost import matmul_tflops, streaming_gb_per_s
 from eet_lab.bench.rows import Row
-from eet_lab.bench.timing import took_ms
 from eet_lab.figures import theme
 from eet_lab.labels import less_than_all
 from eet_lab.lessons import recorded
@@ -108,14 +105,6 @@ def prefill_work(config: Config, batch: int, tokens: float, itemsize: int) -> Wo
     layers, kv = step_weights(config) - head, config.kv_bytes_per_token(1) * tokens
     flops = 2 * batch * (tokens * (layers + kv / 2) + head)
     return Work(flops, itemsize * (layers + head + batch * kv))
-
-
-def measured_roof(device: str) -> Roof:
-    """The present machine's roof, both sides measured: a streaming read, and a product of two big matrices."""
-    size, dtype = (8192, torch.float16) if device == "cuda" else (640, torch.float32)
-    a = torch.ones(size, size, device=device, dtype=dtype)
-    times = [took_ms(lambda: a @ a, device) for _ in range(7)]
-    return Roof(streaming_gb_per_s(device), 2 * size**3 / median(times[2:]) / 1e9)
 
 
 def recorded_points() -> list[Point]:
@@ -214,8 +203,9 @@ def roof(guess: Prediction) -> Shown:
 
 @on_its_device
 def roof_here(model: Model, output: Output) -> Shown:
-    """The same for this machine and the baseline that was just run."""
-    limits, itemsize = measured_roof(model.device), model.decoder.dtype.itemsize
+    """The same for this machine, a streaming read and a large product, and the baseline that was just run."""
+    dtype = model.decoder.dtype
+    limits, itemsize = Roof(streaming_gb_per_s(model.device), matmul_tflops(model.device, dtype)), dtype.itemsize
     length = len(model.encode(output.prompts[0]))
     columns = length + len(output.run.tokens[0]) / 2
     steps = [(batch, decode_work(model.config, batch, columns, itemsize)) for batch in BATCHES]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
 from functools import cache
-from typing import NamedTuple
 
 import plotly.graph_objects as go
 import torch
@@ -204,15 +204,6 @@ NEW_TOKENS = 4
 PLANNERS = ("greedy_by_size", "chunked", "eet_repaired", "no_reuse")
 
 
-class Ran(NamedTuple):
-    """A stream that an engine has served."""
-
-    name: str
-    calls: int
-    held_bytes: int
-    same: bool
-
-
 def requests(model: Model, count: int = NUM_REQUESTS, seed: int = 3) -> list[list[int]]:
     """Prompts of 5 to 250 tokens, drawn from the vocabulary: only their lengths matter here."""
     draw = random.Random(seed)
@@ -244,8 +235,10 @@ def on_paper(model: Model) -> Shown:
 def on_the_engine(model: Model) -> Shown:
     """The same stream for real: one engine for each planner, whose pool lives from request to request."""
     truth = [_tokens(Engine(model.decoder), prompt) for prompt in requests(model)]
-    served = [_ran(model, name, truth) for name in PLANNERS]
-    rows = [[ran.name, f"{ran.calls:,}", sized(ran.held_bytes), "yes" if ran.same else "no"] for ran in served]
+    rows = []
+    for name in PLANNERS:
+        calls, held_bytes, tokens = _ran(model, name)
+        rows.append([name, f"{calls:,}", sized(held_bytes), "yes" if tokens == truth else "no"])
     return Shown(
         here(model),
         table(["memory_reuse:planner=", "driver calls", "held at the end", "same tokens as the baseline"], rows),
@@ -254,12 +247,13 @@ def on_the_engine(model: Model) -> Shown:
     )
 
 
-def _ran(model: Model, name: str, truth: list[tuple[int, ...]]) -> Ran:
-    engine = Engine(model.decoder, Recipe.parse(f"{BASE},memory_reuse:planner={name}", model.device).parts)
-    same = all(_tokens(engine, prompt) == tokens for prompt, tokens in zip(requests(model), truth, strict=True))
-    calls, held = engine.memory.calls, engine.memory.held_bytes
-    engine.close()
-    return Ran(name, calls.allocations + calls.frees, held, same)
+def _ran(model: Model, planner: str) -> tuple[int, int, list[tuple[int, ...]]]:
+    """Driver calls, bytes held at the end, and the tokens of an engine that has served the stream."""
+    recipe = Recipe.parse(f"{BASE},memory_reuse:planner={planner}", model.device)
+    with closing(Engine(model.decoder, recipe.parts)) as engine:
+        tokens = [_tokens(engine, prompt) for prompt in requests(model)]
+        calls = engine.memory.calls
+        return calls.allocations + calls.frees, engine.memory.held_bytes, tokens
 
 
 def _tokens(engine: Engine, prompt: list[int]) -> tuple[int, ...]:

@@ -20,7 +20,8 @@ from eet_lab.scheduling.cost import Costs, CostTable, EncoderCost
 from eet_lab.scheduling.cost_files import load_cost
 from eet_lab.scheduling.dynamic_program import FIGURE_8, FIGURE_8_LENGTHS, cheapest, figure_8_costs
 from eet_lab.scheduling.policy import BasePolicy, Plan, W
-from eet_lab.scheduling.served import Passes, Served
+from eet_lab.scheduling.record import Record
+from eet_lab.scheduling.served import Served
 from eet_lab.scheduling.simulator import simulate_traffic
 from eet_lab.scheduling.sweep import LoadPoint, sweep
 from eet_lab.scheduling.traffic import Gamma, LogNormal, Traffic, Uniform, make_traffic
@@ -124,17 +125,16 @@ def naive(guess: Prediction) -> Shown:
 
 def _played(groups: Sequence[Sequence[int]]) -> Served:
     """Requests of figure 8, by their places in it, all there from the start, in such batches one after the other."""
-    lengths = np.array(FIGURE_8_LENGTHS)
-    ends, total = np.zeros(len(lengths)), 0.0
-    starts, rows = np.zeros(len(lengths)), []
+    num, end_ms = len(FIGURE_8_LENGTHS), 0.0
+    record = Record(num, None, None)
     for group in groups:
-        tokens, longest = lengths[list(group)].sum(), lengths[list(group)].max()
-        begin, total = total, total + FIGURE_8[int(longest), len(group)]
-        starts[list(group)], ends[list(group)] = begin, total
-        rows.append((begin, total, len(group), tokens, 0, len(group) * longest - tokens))
-    passes = Passes(*map(np.array, zip(*rows, strict=True)))
-    came = Traffic(np.zeros(len(lengths)), lengths, np.ones(len(lengths), int), "figure 8")
-    return Served(came, "figure 8", "TurboTransformers", starts, ends, ends, passes)
+        lengths = [FIGURE_8_LENGTHS[number] for number in group]
+        begin_ms, end_ms = end_ms, end_ms + FIGURE_8[max(lengths), len(group)]
+        record.add(begin_ms, end_ms, len(group), sum(lengths), 0, len(group) * max(lengths) - sum(lengths))
+        for number in group:
+            record.start[number], record.first[number], record.last[number] = begin_ms, end_ms, end_ms
+    came = Traffic(np.zeros(num), np.array(FIGURE_8_LENGTHS), np.ones(num, int), "figure 8")
+    return Served(came, "figure 8", "TurboTransformers", *record.times(), record.passes())
 
 
 def figure_8() -> Shown:
