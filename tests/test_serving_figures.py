@@ -80,8 +80,6 @@ def test_rows_are_as_high_as_requests() -> None:
     assert batches({"joining": served}, height="rows", queue=False).layout.yaxis.title.text == "rows"
     naive = padded_and_not(texts())["Naive padding"].passes
     np.testing.assert_allclose(sum(parts(naive, "rows")), naive.rows)
-    with pytest.raises(ValueError, match="'columns'"):
-        batches({"joining": served}, height="columns")
 
 
 def test_a_sweep_is_a_simulation_for_each_load() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from math import isfinite
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -31,7 +31,8 @@ LINES = theme.SERIES[1], theme.SERIES[3], theme.SERIES[4], theme.SERIES[5], them
 MOST_BOXES = 400
 """Passes of a run that are drawn: a saved figure is to stay small."""
 POINTS = 300
-HEIGHTS = ("tokens", "rows")
+
+Height = Literal["tokens", "rows"]
 
 
 class Parts(NamedTuple):
@@ -42,7 +43,7 @@ class Parts(NamedTuple):
     waste: np.ndarray
 
 
-def parts(passes: Passes, height: str) -> Parts:
+def parts(passes: Passes, height: Height) -> Parts:
     """Tokens of each kind, or rows: those that decode, and of those that read prompts the share that is no pads."""
     if height == "tokens":
         return Parts(passes.decoded, passes.prompt_tokens, passes.pads)
@@ -56,7 +57,7 @@ def batches(
     title: str = "",
     span_ms: tuple[float, float] | None = None,
     *,
-    height: str = "tokens",
+    height: Height = "tokens",
     queue: bool = True,
     texts: Mapping[str, Sequence[str]] | None = None,
 ) -> go.Figure:
@@ -64,10 +65,8 @@ def batches(
 
     A box is a pass: as wide as it takes, and as high as the `height`, "tokens" or "rows", that it computes; pads are
     shaded. `span_ms` is the time in view, which ends before any run has more than MOST_BOXES passes in it. `texts` are
-    what stands in the boxes of a run. ValueError for another height.
+    what stands in the boxes of a run.
     """
-    if height not in HEIGHTS:
-        raise ValueError(f"height is {height!r}, but it must be one of: {', '.join(HEIGHTS)}.")
     begin, end = _view(runs, span_ms)
     unit, scale = ("s", 1e-3) if end - begin > 5e3 else ("ms", 1.0)
     names = [f"{name}: {in_words(served)}" for name, served in runs.items()]
@@ -133,7 +132,7 @@ def _seen(passes: Passes, begin_ms: float, end_ms: float) -> np.ndarray:
 
 
 def _boxes(
-    passes: Passes, seen: np.ndarray, height: str, scale: float, texts: Sequence[str] | None
+    passes: Passes, seen: np.ndarray, height: Height, scale: float, texts: Sequence[str] | None
 ) -> list[dict[str, Any]]:
     begin, end = passes.begin_ms[seen] * scale, passes.end_ms[seen] * scale
     counts = (each[seen] for each in (passes.rows, passes.prompt_tokens, passes.decoded, passes.pads))

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable
 from html import escape
 
+import numpy as np
 import plotly.graph_objects as go
 
 from eet_lab.bench.timeline import DEVICE, Span, Timeline, Timelines
@@ -145,17 +146,14 @@ def _busy(timeline: Timeline, scale: float) -> tuple[go.Bar, go.Scatter]:
 
 def busy_shares(timeline: Timeline, bins: int) -> list[float]:
     """How much of each of so many equal parts of the step the device has something to do."""
-    width = timeline.step_us / bins
-    covered = [0.0] * bins
-    until = 0.0
-    for span in sorted((s for s in timeline.spans if s.kind in DEVICE), key=lambda s: s.start_us):
-        start, until = max(span.start_us, until), max(span.end_us, until)
-        place = int(start / width) if width else bins
-        while start < until and place < bins:
-            end = min(until, (place + 1) * width)
-            covered[place] += max(0.0, end - start)
-            start, place = max(start, end), place + 1
-    return [min(1.0, us / width) for us in covered] if width else covered
+    spans = sorted((span.start_us, span.end_us) for span in timeline.spans if span.kind in DEVICE)
+    if not spans or not timeline.step_us:
+        return [0.0] * bins
+    starts, ends = np.array(spans).T
+    starts[1:] = np.maximum(starts[1:], np.maximum.accumulate(ends)[:-1])  # what overlaps counts once
+    edges = np.linspace(0, timeline.step_us, bins + 1)[:, None]
+    busy_us = np.clip(edges - starts, 0, np.maximum(ends - starts, 0)).sum(axis=1)
+    return np.minimum(np.diff(busy_us) * bins / timeline.step_us, 1.0).tolist()
 
 
 def _alike(spans: Iterable[Span]) -> list[list[Span]]:
