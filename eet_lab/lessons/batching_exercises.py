@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from eet_lab.lessons import decode_step
 from eet_lab.lessons.continuous_batching import CHUNK, REQUESTS, SLOTS
-from eet_lab.lessons.exercise import Exercise, Wrong, ask, explained, formula, named, whole
+from eet_lab.lessons.exercise import Exercise, Wrong, ask, explained, formula, listed, named, whole
 from eet_lab.lessons.roofline import H200_GB_PER_S, H200_TFLOPS
 from eet_lab.lessons.show import table
 from eet_lab.scheduling import Schedule, Scheduler
@@ -183,14 +183,10 @@ def _judge_split(answer: Split) -> tuple[str, tuple[Any, ...]]:
 
 
 def _counts(case: Case, value: Any) -> list[int]:
-    try:
-        found = [whole(each) for each in value]
-    except Exception:  # noqa: BLE001  whatever a reader's object does when it is iterated
-        found = [None]
-    if len(found) != len(case.missing) or None in found:
+    counts = listed(value, len(case.missing), whole)
+    if counts is None:
         wanted = f"a list of {len(case.missing)} whole numbers, one for each prompt"
         raise Wrong(f"{_named(case)}: return {wanted}; you returned {named(value)}.")
-    counts = [each for each in found if each is not None]
     if counts and min(counts) < 0:
         raise Wrong(f"{_named(case)}: {named(value)} has a number below 0. Where nothing is left, a prompt reads 0.")
     return counts
@@ -214,10 +210,6 @@ def passes(answers: Sequence[int], slots: int) -> tuple[int, int]:
     return groups, max(free_at)
 
 
-def _round_robin(answers: Sequence[int], slots: int) -> int:
-    return max(sum(answers[slot::slots]) for slot in range(slots))
-
-
 count_passes = formula(
     passes,
     {
@@ -234,7 +226,7 @@ count_passes = formula(
         "The free slot goes to the request that waits longest, not to the longest answer: no length is known before.":
             lambda answers, slots: (None, passes(sorted(answers, reverse=True), slots)[1]),
         "The next request takes the slot that is free first, not the next slot in turn.":
-            lambda answers, slots: (None, _round_robin(answers, slots)),
+            lambda answers, slots: (None, max(sum(answers[slot::slots]) for slot in range(slots))),
         "A group holds its rows until its longest answer is done. Add up the longest of each group.":
             lambda answers, slots: (-(-sum(answers) // slots), None),
         "The longest answer of all does not set the pace of each group: each has a longest of its own.":
@@ -291,10 +283,6 @@ def _cut(lengths: Sequence[int], cost: Cost, most: int, padded_to: Callable = ma
     return best[-1]
 
 
-def _full_batches(lengths: Sequence[int], cost: Cost, most: int) -> float:
-    return sum(cost(max(group), len(group)) for group in _groups(sorted(lengths), most))
-
-
 def _groups(lengths: Sequence[int], rows: int) -> list[Sequence[int]]:
     return [lengths[at : at + rows] for at in range(0, len(lengths), rows)]
 
@@ -313,7 +301,8 @@ best_batches = formula(
         "At most `most` requests share a batch.": lambda lengths, cost, most: cheapest(lengths, cost, len(lengths)),
         "That is each request on its own. Try larger batches, too.":
             lambda lengths, cost, most: sum(cost(length, 1) for length in lengths),
-        "That is all requests in full batches. Smaller ones may cost less: they have fewer pads.": _full_batches,
+        "That is all requests in full batches. Smaller ones may cost less: they have fewer pads.":
+            lambda lengths, cost, most: sum(cost(max(group), len(group)) for group in _groups(sorted(lengths), most)),
         "Sort the requests by length first: only then is some best cut one of neighbours.": _cut,
         "A batch is padded to its longest request: its cost is cost(longest, k).":
             lambda lengths, cost, most: _cut(sorted(lengths), cost, most, min),

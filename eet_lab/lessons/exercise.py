@@ -18,6 +18,7 @@ from eet_lab.words import plain
 
 C = TypeVar("C")
 S = TypeVar("S")
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True)
@@ -138,16 +139,23 @@ def _each(value: Any) -> tuple:
 
 def _numbers(value: Any, names: Sequence[str]) -> list[float]:
     """What the learner returned, as numbers; infinity is one here."""
-    try:
-        found = [value] if len(names) == 1 else list(islice(value, len(names) + 1))
-        numbers = [math.inf if each == math.inf else number(each) for each in found]
-    except Exception:  # noqa: BLE001  whatever a reader's object does when it is iterated or compared
-        numbers = []
-    known = [each for each in numbers if each is not None]
-    if len(known) != len(names) or len(numbers) != len(names):
+    numbers = listed(
+        [value] if len(names) == 1 else value, len(names), lambda each: math.inf if each == math.inf else number(each)
+    )
+    if numbers is None:
         wanted = "a number" if len(names) == 1 else f"{len(names)} numbers, {' and '.join(names)}"
         raise Wrong(f"return {wanted}; you returned {named(value)}.")
-    return known
+    return numbers
+
+
+def listed(value: Any, count: int, read: Callable[[Any], N | None]) -> list[N] | None:
+    """What the learner returned, if it is so many things that `read` takes for numbers; else None."""
+    try:
+        found = [read(each) for each in islice(value, count + 1)]
+    except Exception:  # noqa: BLE001  whatever a reader's object does when it is iterated or compared
+        return None
+    numbers = [each for each in found if each is not None]
+    return numbers if len(numbers) == len(found) == count else None
 
 
 def _is(given: float, right: float | None) -> bool:

@@ -260,9 +260,6 @@ count_scores = formula(
 )  # fmt: skip
 
 
-Attend = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
-
-
 def attend(q: Tensor, keys: Tensor, values: Tensor, num_pad: int, column: int) -> Tensor:
     """One query [D] over the columns that it may see of keys and values [K,D]."""
     seen = slice(num_pad, column + 1)
@@ -270,7 +267,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, num_pad: int, column: int) -
     return weights @ values[seen]
 
 
-def _judge_attention(answer: Attend) -> tuple[str, tuple[Any, ...]]:
+def _judge_attention(answer: Callable) -> tuple[str, tuple[Any, ...]]:
     generator = torch.Generator().manual_seed(0)
     for num_pad, column, K in ((0, 3, 4), (2, 5, 6), (1, 3, 7), (4, 4, 9)):
         q, keys, values = (torch.randn(*shape, generator=generator) for shape in ((8,), (K, 8), (K, 8)))

@@ -117,9 +117,6 @@ count_growths = formula(
 )  # fmt: skip
 
 
-Planner = Callable[[Sequence[Lifetime]], Sequence[int]]
-
-
 def planning(model: Model) -> Exercise:
     """Write a planner; a right answer places the engine's own activations."""
     return Exercise(lambda answer: _judge_planner(answer, model), plan)
@@ -143,7 +140,7 @@ def plan(lifetimes: Sequence[Lifetime]) -> list[int]:
 TOY = (Lifetime("a", 512, 0, 1), Lifetime("b", 256, 1, 2), Lifetime("c", 512, 2, 3), Lifetime("d", 256, 3, 4))
 
 
-def _judge_planner(answer: Planner, model: Model) -> tuple[str, tuple[Any, ...]]:
+def _judge_planner(answer: Callable, model: Model) -> tuple[str, tuple[Any, ...]]:
     _judge_plan(TOY, ask(answer, TOY), "The toy")
     real = trace(model)
     placed_by_you = _judge_plan(real.lifetimes, ask(answer, real.lifetimes), "The first pass")

@@ -48,18 +48,6 @@ def _biased(weight: float, grad: float, first: float, second: float, step: int, 
     return weight * (1 - lr * decay) - lr * first / (math.sqrt(second) + EPS), None, None
 
 
-def _undecayed(weight: float, grad: float, first: float, second: float, step: int, lr: float, decay: float) -> tuple:
-    return adamw(weight, grad, first, second, step, lr, 0.0)[0], None, None
-
-
-def _coupled(weight: float, grad: float, first: float, second: float, step: int, lr: float, decay: float) -> tuple:
-    return adamw(weight, grad + decay * weight, first, second, step, lr, 0.0)
-
-
-def _late(weight: float, grad: float, first: float, second: float, step: int, lr: float, decay: float) -> tuple:
-    return adamw(weight, grad, first, second, step + 1, lr, decay)[0], None, None
-
-
 update = formula(
     adamw,
     {
@@ -69,11 +57,16 @@ update = formula(
     },
     {
         "Moments begin at 0, so they are too small at first: divide each by 1 - beta ** step.": _biased,
-        "The weight decays by lr * decay of itself, beside what the gradient does.": _undecayed,
-        "That is Adam with L2: in AdamW the decay does not go through the moments.": _coupled,
-        "`step` counts this update: it is 1 for the first one.": _late,
+        "The weight decays by lr * decay of itself, beside what the gradient does.":
+            lambda w, g, first, second, step, lr, decay: (adamw(w, g, first, second, step, lr, 0.0)[0], None, None),
+        "That is Adam with L2: in AdamW the decay does not go through the moments.":
+            lambda w, g, first, second, step, lr, decay: adamw(w, g + decay * w, first, second, step, lr, 0.0),
+        "`step` counts this update: it is 1 for the first one.":
+            lambda w, g, first, second, step, lr, decay: (
+                adamw(w, g, first, second, step + 1, lr, decay)[0], None, None
+            ),
     },
     "One such update reads four numbers of a weight and writes three: 28 bytes in fp32, for a dozen operations.",
     names=("weight", "first moment", "second moment"),
     otherwise="First both moments, then both without their bias, then the weight.",
-)
+)  # fmt: skip
