@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 from typing import Any
 
@@ -106,8 +107,9 @@ def test_answers_come_sooner_where_requests_join() -> None:
     groups, joining = map(lesson.answered, lesson.ANSWERING)
     for key in ("ttft_ms", "e2e_ms"):
         assert joining.percentiles[key]["p50"] < groups.percentiles[key]["p50"]
-    where, fig, *_ = lesson.continuous(guessed()).things
+    where, fig, _, words = lesson.continuous(guessed()).things
     assert "Not this machine" in where.data and {trace.name for trace in fig.data} >= {"prompts", "decode"}
+    assert re.search(r"The median time per token is \d[\d.]* % longer", words), "which the words give a reason for"
 
 
 def test_only_the_policy_that_is_not_in_the_lab_starves() -> None:

@@ -261,9 +261,6 @@ def continuous(guess: Prediction) -> Shown:
         rows.append([name, *(brief(each[p]) for each in (first, token, end) for p in ("p50", "p99"))])
     groups, joining = (run.percentiles for run in runs.values())
     slower = joining["tpot_ms"]["p50"] / groups["tpot_ms"]["p50"] - 1
-    price = ""
-    if slower > 0:
-        price = f"The median time per token is {percent(slower)} longer: prompts are read beside answers."
     head = ["", *(f"{name} {p} ms" for name in ("TTFT", "TPOT", "end to end") for p in ("p50", "p99"))]
     return Shown(
         where(generating()),
@@ -273,7 +270,8 @@ def continuous(guess: Prediction) -> Shown:
         "its longest answer: its boxes become lower, and those who come meanwhile wait. With continuous batching a "
         "request joins as soon as a row is free (lesson 6), so the first token of half of the requests comes after "
         f"{brief(joining['ttft_ms']['p50'])} ms and not {brief(groups['ttft_ms']['p50'])}, and of 99 of 100 after "
-        f"{brief(joining['ttft_ms']['p99'])} and not {brief(groups['ttft_ms']['p99'])}. {price}",
+        f"{brief(joining['ttft_ms']['p99'])} and not {brief(groups['ttft_ms']['p99'])}. The median "
+        f"time per token is {percent(slower)} longer: prompts are read beside answers.",
     )
 
 
