@@ -103,25 +103,6 @@ class FusionMap:
     workload: str
     rungs: tuple[FusionRung, ...]
 
-    @classmethod
-    def of(cls, kept: Mapping[str, Any]) -> FusionMap:
-        """What `dataclasses.asdict` made of one, and JSON kept."""
-        return cls(
-            Environment(**kept["environment"]),
-            kept["workload"],
-            tuple(
-                FusionRung(
-                    **rung
-                    | {
-                        "work": {phase: PhaseWork(*work) for phase, work in rung["work"].items()},
-                        "step_ms": Spread(**rung["step_ms"]),
-                        "changes": {name: Change(**change) for name, change in rung["changes"].items()},
-                    }
-                )
-                for rung in kept["rungs"]
-            ),
-        )
-
     @property
     def pairs(self) -> Sequence[tuple[FusionRung, FusionRung]]:
         """Each step with the one before."""

@@ -24,6 +24,7 @@ from eet_lab.bench.timeline_steps import NO_KERNELS, PHASES
 from eet_lab.bench.train_compare import TrainComparison, compare_training
 from eet_lab.bench.training import Batch
 from eet_lab.bench.workloads import TrainBatch
+from eet_lab.codec import decode
 from eet_lab.devices import checked_device
 from eet_lab.figures import plot, theme
 from eet_lab.figures.fusion import COLORS
@@ -271,7 +272,7 @@ def on_a_gpu(model: Model) -> Shown:
 
 def recorded_fusions() -> list[Any]:
     """The fusion map of GPT-2, as a GPU took it."""
-    found = FusionMap.of(recorded.kept("h100-fusion-gpt2"))
+    found = decode(FusionMap, recorded.kept("h100-fusion-gpt2"))
     none, full = found.rungs[0], found.rungs[-1]
     launches = [f"{sum(work.launches for work in rung.work.values()):,}" for rung in (none, full)]
     moved = [brief(sum(work.num_bytes for work in rung.work.values()) / 1e9) for rung in (none, full)]
