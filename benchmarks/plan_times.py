@@ -13,7 +13,6 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch
 
 from eet_lab import Engine, Recipe, Settings
 from eet_lab.bench.measured import device_name, versions
-from eet_lab.memory import POOLS, Lifetime, Plan, one_after_the_other
+from eet_lab.memory import POOLS, Lifetime, one_after_the_other
 from eet_lab.models.config import PRESETS
 from eet_lab.models.weights import random_decoder
 from eet_lab.words import MiB
@@ -75,8 +74,10 @@ def timed(name: str, passes: dict[str, tuple[Lifetime, ...]], runs: int) -> dict
     request = one_after_the_other((prefill, decode))
     took_ms = []
     for _ in range(runs + 1):
-        plan, ms = placed(name, request)
-        took_ms.append(ms)
+        pool = POOLS[name]()
+        began = time.perf_counter()
+        plan = pool.place(request)
+        took_ms.append((time.perf_counter() - began) * 1e3)
     del took_ms[0]  # imports
     return {
         "num_prefill": len(prefill),
@@ -86,14 +87,6 @@ def timed(name: str, passes: dict[str, tuple[Lifetime, ...]], runs: int) -> dict
         "footprint_bytes": plan.footprint_bytes,
         "lower_bound_bytes": plan.lower_bound_bytes,
     }
-
-
-def placed(name: str, request: Sequence[Lifetime]) -> tuple[Plan, float]:
-    """A fresh pool's plan, and the milliseconds that it took."""
-    pool = POOLS[name]()
-    began = time.perf_counter()
-    plan = pool.place(request)
-    return plan, (time.perf_counter() - began) * 1e3
 
 
 if __name__ == "__main__":
