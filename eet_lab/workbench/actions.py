@@ -15,22 +15,42 @@ from typing import Any, ClassVar
 import ipywidgets as W
 
 from eet_lab.errors import Cancelled, EETError, check_known
+from eet_lab.figures.theme import error_card
 from eet_lab.workbench.threads import Answer, Background, UiThread, drained
 
 STOP = "stop"
 
 
 class ActionPage:
-    """The widgets of such a page, for the ui thread alone. `buttons` go by their action.
+    """The widgets of such a page, for the ui thread alone: `buttons` by their action, `form` and `fields` by name.
 
-    A kind makes them and `box`, tells what its fields say now (`asked`), and shows errors (`tell_error`).
+    `fields` are given with the words above them, and a line of help. `put` is called with an action from whatever
+    thread a callback comes on. A kind makes `box`, and tells what its fields say now (`asked`).
     """
 
+    ACTIONS: ClassVar[Mapping[str, tuple[str, str, str]]]
+    """Of each action its button's words and tooltip, and what is said when it begins."""
     box: W.Box
-    buttons: dict[str, W.Button]
-    status: W.HTML
     asked: Callable[[], Any]
-    tell_error: Callable[[BaseException], None]
+
+    def __init__(
+        self, fields: Mapping[str, tuple[str, Any, str]], put: Callable[[str], None], **button_layout: str
+    ) -> None:
+        self.form = {name: field(*each) for name, each in fields.items()}
+        self.fields = {name: widget for name, (_, widget, _) in fields.items()}
+        self.buttons: dict[str, W.Button] = {}
+        for action, (words, tip, _) in self.ACTIONS.items():
+            self.buttons[action] = W.Button(description=words, tooltip=tip or None, layout=button_layout)
+            self.buttons[action].on_click(lambda _, action=action: put(action))
+        self.buttons[STOP].disabled = True
+        first, *_ = self.buttons.values()
+        first.button_style = "primary"
+        self.status, self.error = W.HTML(said_words(f"Press {first.description}.")), W.HTML()
+
+    def said(self) -> dict[str, Any]:
+        """What each field says now, a text without the blanks around it."""
+        values = {name: widget.value for name, widget in self.fields.items()}
+        return {name: value.strip() if isinstance(value, str) else value for name, value in values.items()}
 
     def set_busy(self, busy: bool) -> None:
         """Say what may be pressed."""
@@ -42,6 +62,11 @@ class ActionPage:
         if self.status.value != (said := said_words(words)):
             self.status.value = said
 
+    def tell_error(self, error: BaseException) -> None:
+        """What went wrong; what was shown before stays."""
+        self.tell("")
+        self.error.value = error_card(error)
+
 
 class ActionController:
     """Begins what a button asks for, one thing at a time, and shows what came of it.
@@ -50,8 +75,6 @@ class ActionController:
     its value (`_show`).
     """
 
-    BEGUN: ClassVar[Mapping[str, str]]
-    """The actions but for "stop", and what is said when each begins."""
     QUESTION: ClassVar[str]
     page: Any
     _ask: Callable[[str, Any, threading.Event], None]
@@ -65,10 +88,9 @@ class ActionController:
         self._asked: Any = None  # what the fields said when it began
         self._said = ""
 
-    @classmethod
-    def checked(cls, action: str) -> str:
+    def checked(self, action: str) -> str:
         """The same; EETError for what is no action."""
-        check_known(EETError, "action", action, (*cls.BEGUN, STOP))
+        check_known(EETError, "action", action, self.page.ACTIONS)
         return action
 
     @property
@@ -89,7 +111,8 @@ class ActionController:
         except EETError as error:
             self.page.tell_error(error)
             return
-        self.action, self._asked, self._cancel, self._said = action, asked, cancel, self.BEGUN[action]
+        self.action, self._asked, self._cancel, self._said = action, asked, cancel, self.page.ACTIONS[action][2]
+        self.page.error.value = ""
         self.page.set_busy(True)
 
     def stop(self) -> None:

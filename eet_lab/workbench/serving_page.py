@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from html import escape
-from typing import Any
+from typing import Any, ClassVar
 
 import ipywidgets as W
 import plotly.graph_objects as go
@@ -15,13 +15,12 @@ from eet_lab.figures import theme
 from eet_lab.figures.live import StripCharts
 from eet_lab.figures.outputs import FigureBox
 from eet_lab.figures.players import ServingFilm
-from eet_lab.figures.script import all_widgets
 from eet_lab.figures.serving import agreement_table, in_words, told_table
 from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.served import Served
 from eet_lab.serving.live import Look
 from eet_lab.words import brief
-from eet_lab.workbench.actions import ActionPage, field, said_words
+from eet_lab.workbench.actions import ActionPage, field
 from eet_lab.workbench.serving_jobs import MOST_REQUESTS, Asked, Measured, names_for
 
 LINES = {
@@ -69,64 +68,52 @@ DISTRIBUTIONS = "128; 5-250 (uniform); lognormal:MEDIAN:SIGMA; or a file of whol
 
 
 class ServingPage(ActionPage):
-    """All widgets. `put` is called with the action from whatever thread a callback comes on.
+    """All widgets. `with_model`: there is a model to measure and to serve."""
 
-    `with_model`: there is a model to measure and to serve. Everything else is for the ui thread alone.
-    """
+    ACTIONS: ClassVar[Mapping[str, tuple[str, str, str]]] = {
+        "simulate": ("Simulate", "", "Simulating …"),
+        "loads": ("Against load", "The same requests at several rates", "Simulating …"),
+        "measure": ("Measure this model", "Its own cost table: seconds to a minute", "Measuring …"),
+        "serve": ("Serve it", "The same requests in real time, on the model itself", "Serving …"),
+        "stop": ("Stop", "Stop the simulation, and the film", ""),
+    }
 
     def __init__(self, asked: Asked, table: CostTable, put: Callable[[str], None], with_model: bool = False) -> None:
-        self._decodes, names = table.kind == "decoder", names_for(table)
         bursts = BURSTS if asked.cv in BURSTS.values() else {**BURSTS, f"cv {brief(asked.cv)}": asked.cv}
         lengths, answers = asked.drawn(table)
-        self._rate = W.FloatText(value=replace(asked, trace="").rate_on(table), layout=NARROW)
-        self._cv = W.Dropdown(options=list(bursts.items()), value=asked.cv, layout=WIDE)
-        self._lengths = W.Text(value=asked.lengths or _words(lengths), layout=WIDE, tooltip=DISTRIBUTIONS)
-        self._answers = W.Text(value=asked.new_tokens or _words(answers), layout=WIDE, tooltip=DISTRIBUTIONS)
-        self._requests = W.BoundedIntText(value=asked.requests, min=1, max=MOST_REQUESTS, layout=NARROW)
-        self._seed = W.BoundedIntText(value=asked.seed, min=0, max=2**53, layout=NARROW)
-        self._trace = W.Text(value=asked.trace, placeholder="none", layout=WIDE, tooltip=TRACE)
-        self._policies = [
-            W.Combobox(value=words, options=names, layout=WIDE, continuous_update=False) for words in asked.policies
-        ]
-        fields = {"requests a second": self._rate, "they come": self._cv, "tokens of each": self._lengths}
-        if self._decodes:
-            fields["tokens of an answer"] = self._answers
-        else:
-            self._answers.layout.display = "none"
-        fields |= {"requests": self._requests, "seed": self._seed, "or a trace, a file": self._trace}
-        policies = {f"policy {number}": box for number, box in enumerate(self._policies, 1)}
-        self.buttons = {
-            "simulate": W.Button(description="Simulate", button_style="primary"),
-            "loads": W.Button(description="Against load", tooltip="The same requests at several rates"),
-            "measure": W.Button(description="Measure this model", tooltip="Its own cost table: seconds to a minute"),
-            "serve": W.Button(description="Serve it", tooltip="The same requests in real time, on the model itself"),
-            "stop": W.Button(description="Stop", disabled=True, tooltip="Stop the simulation, and the film"),
+        rate, drawn = replace(asked, trace="").rate_on(table), {"layout": WIDE, "tooltip": DISTRIBUTIONS}
+        fields = {
+            "rate": ("requests a second", W.FloatText(rate, layout=NARROW)),
+            "cv": ("they come", W.Dropdown(options=list(bursts.items()), value=asked.cv, layout=WIDE)),
+            "lengths": ("tokens of each", W.Text(asked.lengths or _words(lengths), **drawn)),
+            "new_tokens": ("tokens of an answer", W.Text(asked.new_tokens or _words(answers), **drawn)),
+            "requests": ("requests", W.BoundedIntText(asked.requests, min=1, max=MOST_REQUESTS, layout=NARROW)),
+            "seed": ("seed", W.BoundedIntText(asked.seed, min=0, max=2**53, layout=NARROW)),
+            "trace": ("or a trace, a file", W.Text(asked.trace, placeholder="none", layout=WIDE, tooltip=TRACE)),
         }
-        for action in () if with_model else ("measure", "serve"):
-            for widget in all_widgets(self.buttons.pop(action)):
-                widget.close()
-        for action, button in self.buttons.items():
-            button.on_click(lambda _, action=action: put(action))
-        self.status = W.HTML(said_words("Press Simulate."))
+        super().__init__({name: (*each, "") for name, each in fields.items()}, put)
+        self.form["new_tokens"].layout.display = None if table.kind == "decoder" else "none"
+        for action in ("measure", "serve"):
+            self.buttons[action].layout.display = None if with_model else "none"
+        self._policies = [
+            W.Combobox(value=words, options=names_for(table), layout=WIDE, continuous_update=False)
+            for words in asked.policies
+        ]
+        policies = [field(f"policy {number}", box) for number, box in enumerate(self._policies, 1)]
         self.film, self.live = ServingFilm(), ServingLive()
-        self._table = W.HTML()
-        self._kept = FigureBox()
+        self._table, self._kept = W.HTML(), FigureBox()
         self._where = W.HTML(_where(table, is_example=True))
-        forms = [W.Box([field(name, widget) for name, widget in of.items()], layout=FLOW) for of in (fields, policies)]
-        buttons = W.HBox(
-            [*self.buttons.values(), self.status], layout={**FLOW, "align_items": "center", "margin": "6px 0"}
-        )
-        parts = [W.HTML(theme.stylesheet()), self._where, *forms, buttons, self.live.box, self.film, self._table]
-        self.box = W.VBox([*parts, self._kept, *([] if self._decodes else [self._answers])])
+        row = W.HBox([*self.buttons.values(), self.status], layout={**FLOW, "align_items": "center", "margin": "6px 0"})
+        self.box = W.VBox(
+            [
+                W.HTML(theme.stylesheet()), self._where, W.Box([*self.form.values()], layout=FLOW),
+                W.Box(policies, layout=FLOW), row, self.error, self.live.box, self.film, self._table, self._kept,
+            ]
+        )  # fmt: skip
 
     def asked(self) -> Asked:
         """What the fields say now."""
-        words = tuple(box.value.strip() for box in self._policies if box.value.strip())
-        answers = self._answers.value.strip()
-        return Asked(
-            words, self._rate.value, self._cv.value, self._lengths.value.strip(), answers, self._requests.value,
-            self._seed.value, self._trace.value.strip(),
-        )  # fmt: skip
+        return Asked(tuple(words for box in self._policies if (words := box.value.strip())), **self.said())
 
     def put_table(self, table: CostTable) -> None:
         """Say what a pass takes by now; the rate becomes one that suits it, as do lengths beyond it."""
@@ -136,13 +123,8 @@ class ServingPage(ActionPage):
             asked.chosen(table, asked.traffic(table))
         except EETError:
             lengths, answers = Asked(asked.policies).drawn(table)
-            self._lengths.value, self._answers.value = _words(lengths), _words(answers)
-        self._rate.value = replace(self.asked(), rate=None, trace="").rate_on(table)
-
-    def tell_error(self, error: BaseException) -> None:
-        """What went wrong; what was shown before stays."""
-        self.tell("")
-        self._table.value = theme.error_card(error)
+            self.fields["lengths"].value, self.fields["new_tokens"].value = _words(lengths), _words(answers)
+        self.fields["rate"].value = replace(self.asked(), rate=None, trace="").rate_on(table)
 
     def show(
         self, runs: Mapping[str, Served], figures: Mapping[str, go.Figure], measured: Mapping[str, Measured]

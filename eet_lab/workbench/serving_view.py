@@ -6,7 +6,7 @@ Only the ui thread calls its controller; the background thread simulates; the pa
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -57,9 +57,6 @@ class ServingController(ActionController):
     `on_model` does what needs the model, and None is a page without one.
     """
 
-    BEGUN: ClassVar[Mapping[str, str]] = {
-        "simulate": "Simulating …", "loads": "Simulating …", "measure": "Measuring …", "serve": "Serving …"
-    }  # fmt: skip
     QUESTION: ClassVar[str] = "serving"
 
     def __init__(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from html import escape
-from typing import Any
+from typing import ClassVar
 
 import ipywidgets as W
 
@@ -22,7 +22,7 @@ from eet_lab.training import TrainRun
 from eet_lab.training.run import Evaluation
 from eet_lab.training.tasks import task_of
 from eet_lab.words import MiB, amount, brief, counted, percent, visible
-from eet_lab.workbench.actions import ActionPage, field, help_line, said_words
+from eet_lab.workbench.actions import ActionPage, field, help_line
 from eet_lab.workbench.train_jobs import Compared, Look, TrainAsked
 
 LINES = {
@@ -64,77 +64,58 @@ class TrainLive(StripCharts):
         self.show(points)
 
 
-WIDE, BUTTON = {"width": "auto"}, {"width": "110px"}
+WIDE = {"width": "auto"}
 FORM = {"grid_template_columns": "repeat(auto-fit, minmax(215px, 1fr))", "grid_gap": "4px 18px", "margin": "6px 0"}
 ROW = {"flex_flow": "row wrap", "display": "flex", "grid_gap": "4px 14px", "align_items": "center", "margin": "6px 0"}
-FIELDS = {
-    "data": ("data, a file", "{data}; a tenth is held out."),
-    "folder": ("checkpoint, a folder", "Written at most ten times a run, and at Stop."),
-    "lr": ("learning rate", "How far AdamW moves the weights."),
-    "warmup_steps": ("warm-up, steps", "The learning rate rises from 0."),
-    "steps": ("steps", "The total, including those before a Resume."),
-    "batch_rows": ("rows a batch", "A step reads one batch."),
-    "row_tokens": ("tokens a row", "{row_tokens}"),
-    "dropout": ("dropout, a share", "Of hidden states and attention."),
-}
-"""The name of each field, with its unit, and its line of help."""
-TIPS = {
-    "train": "From the model’s own weights",
-    "stop": "Stops within one pass and writes the checkpoint",
-    "resume": "From the last checkpoint",
-    "compare": "The ticked techniques with none, a step of each in turn",
-    "ladder": "The ticked techniques added, and left out, one by one",
-}
-SHARES = ("lr", "dropout")
-"""Fields that are no whole numbers."""
 
 
 class TrainPage(ActionPage):
-    """All widgets. `put` is called with the action from whatever thread a callback comes on."""
+    """All widgets."""
+
+    ACTIONS: ClassVar[Mapping[str, tuple[str, str, str]]] = {
+        "train": ("Train", "From the model’s own weights", "Reading the data …"),
+        "stop": ("Stop", "Stops within one pass and writes the checkpoint", ""),
+        "resume": ("Resume", "From the last checkpoint", "Reading the checkpoint …"),
+        "compare": ("Compare", "The ticked techniques with none, a step of each in turn", "Reading the data …"),
+        "ladder": ("Ladder", "The ticked techniques added, and left out, one by one", "Reading the data …"),
+    }
 
     def __init__(self, model: Model, asked: TrainAsked, put: Callable[[str], None]) -> None:
         self._asked, on_gpu = asked, model.device == "cuda"
         self._where = "" if on_gpu else theme.badge("on a CPU: its times say nothing of a GPU’s", "warn")
-        text = {"continuous_update": False, "layout": WIDE}
-        self.fields: dict[str, Any] = {
-            "data": W.Text(asked.data, placeholder=asked.told(model), **text),
-            "folder": W.Text(asked.folder, placeholder="none", **text),
+        of_text, text = asked.reads_rows(model), {"continuous_update": False, "layout": WIDE}
+        data = W.Text(asked.data, placeholder=asked.told(model), **text)
+        data.disabled = isinstance(model.config, VisionConfig)
+        kind = "Text or JSONL" if asked.reads_text(model) else "JSONL with labels"
+        folder = W.Text(asked.folder, placeholder="none", **text)
+        warmup, row_tokens = (W.IntText(each, layout=WIDE) for each in (asked.warmup_steps, asked.row_tokens))
+        row_tokens.disabled = not of_text
+        most = f"At most the model’s context, {model.config.context:,}." if of_text else "Examples are read whole."
+        fields = {
+            "data": ("data, a file", data, f"{kind}; a tenth is held out."),
+            "folder": ("checkpoint, a folder", folder, "Written at most ten times a run, and at Stop."),
+            "lr": ("learning rate", W.FloatText(asked.lr, layout=WIDE), "How far AdamW moves the weights."),
+            "warmup_steps": ("warm-up, steps", warmup, "The learning rate rises from 0."),
+            "steps": ("steps", W.IntText(asked.steps, layout=WIDE), "The total, including those before a Resume."),
+            "batch_rows": ("rows a batch", W.IntText(asked.batch_rows, layout=WIDE), "A step reads one batch."),
+            "row_tokens": ("tokens a row", row_tokens, most),
+            "dropout": ("dropout, a share", W.FloatText(asked.dropout, layout=WIDE), "Of hidden states and attention."),
         }
-        for name in [name for name in FIELDS if name not in self.fields]:
-            kind = W.FloatText if name in SHARES else W.IntText
-            self.fields[name] = kind(getattr(asked, name), layout=WIDE)
-        of_text = asked.reads_rows(model)
-        self.fields["row_tokens"].disabled = not of_text
-        self.fields["data"].disabled = isinstance(model.config, VisionConfig)
-        told_of = {
-            "data": "Text or JSONL" if asked.reads_text(model) else "JSONL with labels",
-            "row_tokens": f"At most the model’s context, {model.config.context:,}."
-            if of_text
-            else "Examples are read whole.",
-        }
-        helps = {name: help.format_map(told_of) for name, (_, help) in FIELDS.items()}
-        form = [field(FIELDS[name][0], self.fields[name], helps[name]) for name in FIELDS]
+        super().__init__(fields, put, width="110px")
+        self.buttons["resume"].disabled = True
         config = model.config.in_training
         fitting = [technique() for technique in registry().values() if "train" in technique.stages]
         self.techniques = {t.name: _checkbox(t, model.device, config, t.name in asked.techniques) for t in fitting}
         cards = [
             W.HBox([box, help_line(box.tooltip)], layout={"align_items": "center"}) for box in self.techniques.values()
         ]
-        self.buttons = {
-            name: W.Button(description=name.capitalize(), layout=BUTTON, tooltip=tip) for name, tip in TIPS.items()
-        }
-        self.buttons["train"].button_style = "primary"
-        self.buttons["stop"].disabled = self.buttons["resume"].disabled = True
-        for action, button in self.buttons.items():
-            button.on_click(lambda _, action=action: put(action))
-        self.status = W.HTML(said_words("Press Train."))
         self.live = TrainLive(on_gpu)
-        self.error, self.headline, self.comparison, self.figure = W.HTML(), W.HTML(), W.HTML(), FigureBox()
+        self.headline, self.comparison, self.figure = W.HTML(), W.HTML(), FigureBox()
         task = task_of(asked.task, model.config).name
         told = f"<b>{escape(visible(model.label))}</b>, {escape(model.dtype)}, {task} {self._where}"
         self.box = W.VBox(
             [
-                W.HTML(theme.stylesheet()), W.HTML(f"<div>{told}</div>"), W.GridBox(form, layout=FORM),
+                W.HTML(theme.stylesheet()), W.HTML(f"<div>{told}</div>"), W.GridBox([*self.form.values()], layout=FORM),
                 field("techniques", W.VBox(cards)),
                 W.HBox([*self.buttons.values(), self.status], layout=ROW), self.error, self.headline,
                 self.live.box, self.figure, self.comparison,
@@ -143,14 +124,11 @@ class TrainPage(ActionPage):
 
     def asked(self) -> TrainAsked:
         """What the fields say now."""
-        values = {name: widget.value for name, widget in self.fields.items()}
-        values |= {name: values[name].strip() for name in ("data", "folder")}
         ticked = tuple(name for name, box in self.techniques.items() if box.value)
-        return replace(self._asked, techniques=ticked, **values)
+        return replace(self._asked, techniques=ticked, **self.said())
 
     def begin(self, compares: bool) -> None:
         """Something is asked for: what was told of the last one of its kind goes."""
-        self.error.value = ""
         if compares:
             self.comparison.value = ""
             self.figure.show()
@@ -163,11 +141,6 @@ class TrainPage(ActionPage):
         resume = self.buttons["resume"]
         resume.disabled = busy or not there_is_one
         resume.tooltip = "From the folder’s checkpoint" if there_is_one else "The folder has no checkpoint"
-
-    def tell_error(self, error: BaseException) -> None:
-        """What went wrong; what was shown before stays."""
-        self.tell("")
-        self.error.value = theme.error_card(error)
 
     def show_run(self, run: TrainRun, num_steps: int, mfu: float | None) -> None:
         """What came of a run that was asked for so many steps; `mfu` is that of its step in the middle."""

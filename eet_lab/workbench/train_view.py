@@ -6,7 +6,7 @@ It trains, goes on from a checkpoint, and compares, one thing at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -29,10 +29,6 @@ from eet_lab.workbench.train_page import TrainPage
 class TrainController(ActionController):
     """The page, and what came of its last run and of its last comparison."""
 
-    BEGUN: ClassVar[Mapping[str, str]] = {
-        "train": "Reading the data …", "resume": "Reading the checkpoint …", "compare": "Reading the data …",
-        "ladder": "Reading the data …",
-    }  # fmt: skip
     QUESTION: ClassVar[str] = "training"
 
     def __init__(self, model: Model, asked: TrainAsked, put: Callable[[str], None], background: Background) -> None:

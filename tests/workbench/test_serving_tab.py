@@ -52,8 +52,8 @@ def tab(bench: Workbench) -> ServingController:
     do(bench, c.ShowServing(True))
     controller = bench.controller.serving.controller
     assert controller is not None
-    controller.page._lengths.value, controller.page._answers.value = "4-12", "2-4"
-    controller.page._requests.value = 6
+    controller.page.fields["lengths"].value, controller.page.fields["new_tokens"].value = "4-12", "2-4"
+    controller.page.fields["requests"].value = 6
     return controller
 
 
@@ -80,12 +80,12 @@ def test_this_model_is_measured_then_served_beside_its_simulation(
 ) -> None:
     tables.clear()
     press(bench, "serve")
-    assert "Press Measure this model first" in tab.page._table.value, "an example is no measure of this model"
-    tab.page._trace.value = "no-such-file"  # no table needs it
+    assert "Press Measure this model first" in tab.page.error.value, "an example is no measure of this model"
+    tab.page.fields["trace"].value = "no-such-file"  # no table needs it
     press(bench, "measure")
     assert isinstance(tab.table, DecoderCost) and tab.table.source.model == bench.model.name  # type: ignore[union-attr]
     assert "on this machine" in tab.page._where.value and list(tab.figures) == ["table"]
-    tab.page._trace.value, tab.page._rate.value = "", 40.0
+    tab.page.fields["trace"].value, tab.page.fields["rate"].value = "", 40.0
     press(bench, "serve")
     [name] = tab.measured
     assert name == "Continuous batching" and {"table", "agreement"} <= set(tab.figures)
@@ -105,7 +105,7 @@ def test_nothing_begins_beside_a_measurement_and_a_double_click_is_one_press(
         bench.controller.put(c.PressServing(action))
     turn_until(bench, lambda: bench.controller.idle)
     assert isinstance(tab.table, DecoderCost) and tab.results == {} and list(tab.figures) == ["table"]
-    assert errors(bench) == "" and "eet-error" not in tab.page._table.value
+    assert errors(bench) == "" and "eet-error" not in tab.page.error.value
 
 
 def test_closing_ends_a_simulation(bench: Workbench, tab: ServingController, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_closing_ends_a_simulation(bench: Workbench, tab: ServingController, mon
 def test_stop_ends_serving_from_the_page_and_from_the_bar(bench: Workbench, tab: ServingController) -> None:
     press(bench, "measure")
     for stop in (c.PressServing("stop"), c.Stop()):
-        tab.page._rate.value = 0.05  # somebody comes every twenty seconds
+        tab.page.fields["rate"].value = 0.05  # somebody comes every twenty seconds
         bench.controller.put(c.PressServing("serve"))
         turn_until(
             bench, lambda: tab.page.live.box.layout.display == "grid" and tab.page.live.charts["requests"].points
@@ -162,7 +162,10 @@ def test_a_wrong_action_and_a_view_without_a_model_are_told(bench: Workbench, ta
     view = ServingView(TURBO_2060, requests=20)
     view.press("serve")
     view.wait()
-    assert "no model to run" in view.controller.page._table.value and "serve" not in view.controller.page.buttons
+    assert (
+        "no model to run" in view.controller.page.error.value
+        and view.controller.page.buttons["serve"].layout.display == "none"
+    )
     view.close()
 
 
@@ -171,7 +174,7 @@ def test_a_view_on_a_model_of_its_own_stops_within_a_pass(monkeypatch: pytest.Mo
     assert view.table.source.note and isinstance(view.table, DecoderCost), "an example, until it is measured"
     view.press("measure")
     assert view.wait() == {} and not view.table.source.note.startswith("an example")
-    view.controller.page._rate.value = 0.05
+    view.controller.page.fields["rate"].value = 0.05
     looked = threading.Event()
     monkeypatch.setattr(view.controller.page.live, "push", lambda look: looked.set())
     view.press("serve")

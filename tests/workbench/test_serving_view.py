@@ -44,7 +44,7 @@ def test_what_is_chosen_is_simulated_and_kept(view: ServingView) -> None:
     assert view.results == {} and not view.busy
     click(view, "simulate")
     assert list(view.results) == ["Naive padding", "Dynamic program"]
-    traffic = make_traffic(60, Gamma(view.controller.page._rate.value), Uniform(5, 100))
+    traffic = make_traffic(60, Gamma(view.controller.page.fields["rate"].value), Uniform(5, 100))
     alone = simulate_traffic(traffic, NaivePadding(max_rows=TURBO_2060.most_rows), TURBO_2060)
     assert np.array_equal(view.results["Naive padding"].last_ms, alone.last_ms)
     assert "Naive padding" in view.controller.page._table.value and "TTFT" not in view.controller.page._table.value
@@ -70,7 +70,7 @@ def test_a_trace_takes_the_place_of_what_is_drawn(view: ServingView, tmp_path: P
     (tmp_path / "day.csv").write_text("time,length\n0,5\n0.05,100\n0.2,20\n")
     (tmp_path / "wrong.csv").write_text("0,5\n-1,5\n")
     page = view.controller.page
-    page._trace.value = f" {tmp_path / 'day.csv'} "
+    page.fields["trace"].value = f" {tmp_path / 'day.csv'} "
     click(view, "simulate")
     found = view.results["Naive padding"].traffic
     assert found.arrival_ms.tolist() == [0, 50, 200] and found.lengths.tolist() == [5, 100, 20]
@@ -79,13 +79,13 @@ def test_a_trace_takes_the_place_of_what_is_drawn(view: ServingView, tmp_path: P
     assert "3 requests of day.csv" in loads.layout.title.text
     assert loads.data[0].x[0] == pytest.approx(LOADS[0] * 2 / 0.2), "the trace's own rate, and shares of it"
     (tmp_path / "day.csv").unlink()
-    page._trace.value = ""
+    page.fields["trace"].value = ""
     click(view, "simulate")
-    assert len(view.results["Naive padding"].traffic) == 60 and "eet-error" not in page._table.value
+    assert len(view.results["Naive padding"].traffic) == 60 and "eet-error" not in page.error.value
     assert "3 requests of day.csv" in view.figures["loads"].layout.title.text, "and what was drawn before stays"
-    page._trace.value = str(tmp_path / "wrong.csv")
+    page.fields["trace"].value = str(tmp_path / "wrong.csv")
     click(view, "simulate")
-    assert "wrong.csv, line 2: time is -1" in page._table.value
+    assert "wrong.csv, line 2: time is -1" in page.error.value
     page.put_table(TURBO_2060)
     with pytest.raises(TrafficError, match="line 2: time is -1"):
         ServingView(TURBO_2060, trace=tmp_path / "wrong.csv")
@@ -97,9 +97,9 @@ def test_a_trace_takes_the_place_of_what_is_drawn(view: ServingView, tmp_path: P
         0,
         0,
     ]
-    page._trace.value = str(tmp_path / "once.csv")
+    page.fields["trace"].value = str(tmp_path / "once.csv")
     click(view, "loads")
-    assert "once.csv come at once, so it has no rate" in page._table.value and "Simulate" in page._table.value
+    assert "once.csv come at once, so it has no rate" in page.error.value and "Simulate" in page.error.value
     click(view, "simulate")
     assert len(view.results["Naive padding"].traffic) == 2
 
@@ -107,7 +107,7 @@ def test_a_trace_takes_the_place_of_what_is_drawn(view: ServingView, tmp_path: P
 def test_fields_are_read_when_a_button_is_pressed(view: ServingView) -> None:
     page = view.controller.page
     page._policies[1].value = "dynamic_program:trigger=lazy:wait_ms=2"
-    page._requests.value, page._cv.value, page._lengths.value = 40, 2.0, "lognormal:20:0.5"
+    page.fields["requests"].value, page.fields["cv"].value, page.fields["lengths"].value = 40, 2.0, "lognormal:20:0.5"
     view.press("simulate")
     [_, lazy] = view.wait().values()
     assert "trigger=lazy:wait_ms=2.0" in lazy.policy
@@ -117,18 +117,19 @@ def test_fields_are_read_when_a_button_is_pressed(view: ServingView) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("_rate", -1.0, "rate is -1"),
-        ("_rate", float("nan"), "rate is nan"),
-        ("_lengths", "<b>many</b>", "neither a length"),
-        ("_lengths", "9000", "9,000 tokens"),
+        ("rate", -1.0, "rate is -1"),
+        ("rate", float("nan"), "rate is nan"),
+        ("lengths", "<b>many</b>", "neither a length"),
+        ("lengths", "9000", "9,000 tokens"),
     ],
 )
 def test_a_wrong_field_is_told_and_what_was_shown_stays(view: ServingView, field: str, value: Any, said: str) -> None:
     click(view, "simulate")
-    getattr(view.controller.page, field).value = value
+    view.controller.page.fields[field].value = value
     click(view, "simulate")
-    assert "eet-error" in view.controller.page._table.value and said in view.controller.page._table.value
-    assert "<b>many" not in view.controller.page._table.value
+    assert "eet-error" in view.controller.page.error.value and said in view.controller.page.error.value
+    assert "<b>many" not in view.controller.page.error.value
+    assert "Naive padding" in view.controller.page._table.value
     assert len(view.results) == 2 and len(view.controller.page._kept.outputs) == 1
     assert not view.controller.page.buttons["simulate"].disabled
 
@@ -136,11 +137,11 @@ def test_a_wrong_field_is_told_and_what_was_shown_stays(view: ServingView, field
 def test_an_unknown_policy_and_none_are_told(view: ServingView) -> None:
     view.controller.page._policies[0].value = "naive_paddin"
     click(view, "simulate")
-    assert "Did you mean" in view.controller.page._table.value
+    assert "Did you mean" in view.controller.page.error.value
     for box in view.controller.page._policies:
         box.value = ""
     click(view, "simulate")
-    assert "There are 0 policies" in view.controller.page._table.value
+    assert "There are 0 policies" in view.controller.page.error.value
 
 
 def test_stop_ends_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +183,7 @@ def test_what_cannot_be_drawn_leaves_a_view_that_works(view: ServingView, monkey
         patch.setattr(serving_view, "batches", broken)
         click(view, "simulate")
     assert (
-        "nothing to draw" in view.controller.page._table.value and not view.controller.page.buttons["simulate"].disabled
+        "nothing to draw" in view.controller.page.error.value and not view.controller.page.buttons["simulate"].disabled
     )
     click(view, "simulate")
     assert "Naive padding" in view.controller.page._table.value
