@@ -316,8 +316,8 @@ class Controller:
             self.status.remark = self.status.text
         if event.name == "load":
             self._loaded(event.value)
-        elif self.serving.finished(event):
-            pass  # it is shown on its own page
+        elif event.name in JOBS.values():
+            self.serving.answered(Answer(event.name, None, event.value, event.error))
         elif event.name == "take_timeline":
             self.results.put_timelines(event.value)
         else:

@@ -64,7 +64,7 @@ class Charts:
         self.name(NAMES)
         self.memory = StripChart(base, unit="MiB", scale="log", window=WINDOW_S)
         self.load = StripChart(base, unit="%", window=WINDOW_S)
-        self._lines: dict[int, list[Line]] = {}
+        self._lines: dict[StripChart, list[Line]] = {}
         self.charts = (self.latency, self.memory, self.load)
         self.box = W.Box(list(self.charts)).add_class("eet-live")
 
@@ -74,14 +74,16 @@ class Charts:
         `counters`: the GPU's own (NVML) can be read.
         """
         self.latency.title = _titled(LATENCY, where)
-        if gpu:
-            self._set(self.memory, _titled("GPU memory", where), GPU_MEMORY)
-        else:
-            self._set(self.memory, _titled("CPU memory (no GPU)", where), CPU_MEMORY)
-        if gpu and counters:
-            self._set(self.load, _titled("GPU load", where), GPU_LOAD)
-        else:
-            self._set(self.load, _titled("CPU load (no GPU counters)", where), CPU_LOAD)
+        memory = ("GPU memory", GPU_MEMORY) if gpu else ("CPU memory (no GPU)", CPU_MEMORY)
+        load = ("GPU load", GPU_LOAD) if gpu and counters else ("CPU load (no GPU counters)", CPU_LOAD)
+        for chart, (title, lines) in ((self.memory, memory), (self.load, load)):
+            self._lines[chart] = lines
+            chart.clear()
+            chart.title, chart.note = _titled(title, where), ""
+            chart.series = [
+                {"name": name, "color": color, "unit": unit, **({"dash": [5, 3]} if metric == PLAN[0] else {})}
+                for (metric, name, unit, _), color in zip(lines, theme.SERIES, strict=False)
+            ]
 
     def name(self, runs: Sequence[str]) -> None:
         """What the two runs are called whose steps are drawn."""
@@ -90,8 +92,7 @@ class Charts:
 
     def explain(self, missing: dict[str, str]) -> None:
         """Say why a line has stopped, or was never there."""
-        for chart in (self.memory, self.load):
-            lines = self._lines.get(id(chart), [])
+        for chart, lines in self._lines.items():
             gone = {missing[metric]: name for metric, name, _, _ in lines if metric in missing}
             chart.note = "; ".join(f"{name}: {reason}" for reason, name in gone.items())
 
@@ -102,31 +103,20 @@ class Charts:
     def push_samples(self, samples: Sequence[Sample], start: float) -> None:
         """What was sampled; `start` is the moment that the charts call 0."""
         whole = [replace(sample, values=_with_plan(sample.values)) for sample in samples]
-        for chart in (self.memory, self.load):
-            chart.push(self._points(chart, whole, start))
+        for chart, lines in self._lines.items():
+            chart.push(
+                [
+                    (index, sample.t - start, sample.values[metric] * factor)
+                    for sample in whole
+                    for index, (metric, _, _, factor) in enumerate(lines)
+                    if metric in sample.values
+                ]
+            )
 
     def snapshot(self) -> None:
         """Send all charts to a page that is reloaded, or opened a second time."""
         for chart in self.charts:
             chart.snapshot_now()
-
-    def _points(self, chart: StripChart, samples: Sequence[Sample], start: float) -> list[Point]:
-        lines = list(enumerate(self._lines.get(id(chart), [])))
-        return [
-            (index, sample.t - start, sample.values[metric] * factor)
-            for sample in samples
-            for index, (metric, _, _, factor) in lines
-            if metric in sample.values
-        ]
-
-    def _set(self, chart: StripChart, title: str, lines: list[Line]) -> None:
-        self._lines[id(chart)] = lines
-        chart.clear()
-        chart.title, chart.note = title, ""
-        chart.series = [
-            {"name": name, "color": theme.SERIES[i], "unit": unit, **({"dash": [5, 3]} if metric == PLAN[0] else {})}
-            for i, (metric, name, unit, _) in enumerate(lines)
-        ]
 
 
 class Live(Charts):

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,7 +27,6 @@ from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
 from eet_lab.words import visible
 from eet_lab.workbench.actions import ActionController, ActionView
-from eet_lab.workbench.engine_thread import Finished
 from eet_lab.workbench.page import Page
 from eet_lab.workbench.serving_jobs import (
     Asked,
@@ -40,7 +40,7 @@ from eet_lab.workbench.serving_jobs import (
     usual_policies,
 )
 from eet_lab.workbench.serving_page import ServingPage
-from eet_lab.workbench.threads import Answer, Background
+from eet_lab.workbench.threads import Answer, Background, drained
 
 WORK: dict[str, Callable[..., Any]] = {"simulate": simulated, "loads": against_load}
 ORDER = ("agreement", "batches", "loads", "table")
@@ -76,7 +76,7 @@ class ServingController(ActionController):
         self.page = ServingPage(asked, table, put, with_model=on_model is not None)
         self._on_model = on_model
         self._is_own = False  # the table was measured here, not given
-        self._look: Look | None = None
+        self._looks: SimpleQueue[Look] = SimpleQueue()  # told on the thread that serves
         self._loads: tuple[str, Any] | None = None  # a title and points
 
     def stop(self) -> None:
@@ -86,8 +86,8 @@ class ServingController(ActionController):
 
     def tick(self) -> None:
         super().tick()
-        look, self._look = self._look, None
-        if look is not None and self.busy:
+        newest = drained(self._looks)[-1:]
+        for look in newest if self.busy else ():
             self.page.live.push(look)
 
     def _ask(self, action: str, asked: Asked, cancel: threading.Event) -> None:
@@ -102,14 +102,10 @@ class ServingController(ActionController):
                 f"The cost table is an example, of {visible(self.table.source.model)}, so it cannot predict this "
                 "model. Press Measure this model first."
             )
-        done = measure if action == "measure" else partial(serve, asked, self.table, self._take_look)
+        done = measure if action == "measure" else partial(serve, asked, self.table, self._looks.put)
         self._on_model(action, done, cancel)
         if action == "serve":
             self.page.live.clear()
-
-    def _take_look(self, look: Look) -> None:
-        """The newest look is drawn in the next turn; it is called on the thread that serves."""
-        self._look = look
 
     def _show(self, action: str, asked: Asked, value: Any) -> None:
         told = "" if action == "measure" else asked.in_words(self.table)
@@ -206,16 +202,9 @@ class ServingTab:
             self.controller.tick()
 
     def answered(self, answer: Answer) -> None:
-        """A simulation is done."""
+        """A simulation is done, or what the engine thread did for this page."""
         if self.controller is not None:
             self.controller.take(answer)
-
-    def finished(self, event: Finished) -> bool:
-        """Take what the engine thread did for this page; whether it was that."""
-        if event.name not in JOBS.values() or self.controller is None:
-            return False
-        self.controller.take(Answer(event.name, None, event.value, event.error))
-        return True
 
     def close(self) -> None:
         """Let what goes on end."""

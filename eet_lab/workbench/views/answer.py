@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from eet_lab.bench import Comparison, Ladder, Measurement, Parity, Run, Spread
+from eet_lab.bench import Comparison, Ladder, Measurement, Parity, Run
 from eet_lab.bench.measured import MiB, p50
 from eet_lab.bench.paired import Change, memory_words
 from eet_lab.bench.tables import layout
@@ -46,6 +46,11 @@ LEAST_SHARE = 0.02
 """A share of the peak. A smaller change decides nothing about what fits: it is neither good nor bad, and needs no
 reason.
 """
+TIMED = {"ttft_ms": "Time to first token", "tpot_ms": "Time per token"}
+PEAK_TIP = (
+    "Weights, KV cache, activations and workspaces at their peak. Bytes are counted, not sampled. "
+    f"A change below {percent(LEAST_SHARE)} of the peak is grey: it decides nothing about what fits."
+)
 HOW = (
     "A faster engine with a different output is no optimization. So each recipe is checked before any timing. Its "
     "logits, teacher-forced with the baseline's tokens, are compared with a reference in higher precision. They may "
@@ -88,13 +93,18 @@ def tiles(result: Result) -> list[dict[str, Any]]:
     if pair is None:
         return []
     before, after = pair
-    floor = after.cost.floor_ms if after.cost else None
-    told = f"The floor, at the rate of a streaming read, is {brief(floor)} ms." if floor else ""
+    found = parity(result)
+    word, _, kind = VERDICTS[found.verdict]
+    changes = {key: {"text": change.words(key), "kind": change.kind} for key, change in result.all_changes.items()}
+    tips = {key: _how(change) for key, change in result.all_changes.items()}
+    if after.cost and (floor := after.cost.floor_ms):
+        told = f"The floor, at the rate of a streaming read, is {brief(floor)} ms."
+        tips["tpot_ms"] = " ".join(filter(None, [tips.get("tpot_ms"), told]))
+    memory = memory_change(before.memory["peak"], after.memory["peak"])
     return [
-        _timed("Time to first token", result, "ttft_ms", before.ttft_ms, after.ttft_ms),
-        _timed("Time per token", result, "tpot_ms", before.tpot_ms, after.tpot_ms, told),
-        _memory(before.memory["peak"], after.memory["peak"]),
-        _same(before, after, parity(result)),
+        *_times(before, after, changes, tips),
+        _memory(before, after, memory, PEAK_TIP),
+        _same(before, after, {"text": word, "kind": kind}, found.explanation),
     ]
 
 
@@ -214,21 +224,18 @@ def _tile(
     return {"label": label, "value": shown, "unit": unit, "before": before, "change": change, "tip": tip}
 
 
-def _timed(
-    label: str, result: Comparison | Ladder, key: str, before: Spread | None, after: Spread | None, tip: str = ""
-) -> dict[str, Any]:
-    """One tile of a time, with its paired change."""
-    change = result.all_changes.get(key)
-    tip = " ".join(filter(None, [_how(change), tip]))
-    told = {"text": "", "kind": "dim"} if change is None else {"text": change.words(key), "kind": change.kind}
-    was = "" if before is None else f"from {brief(before.p50)}"
-    return _tile(label, p50(after), "ms", told, was, tip)
+def _times(
+    before: Measurement, after: Measurement, changes: Mapping[str, dict[str, str]], tips: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """A tile for each time, with what is told of its change."""
+    for key, label in TIMED.items():
+        was, now = p50(getattr(before, key)), p50(getattr(after, key))
+        told = changes.get(key, {"text": "", "kind": "dim"})
+        yield _tile(label, now, "ms", told, "" if was is None else f"from {brief(was)}", tips.get(key, ""))
 
 
-def _how(change: Change | None) -> str:
+def _how(change: Change) -> str:
     """Where the numbers of a tile come from."""
-    if change is None:
-        return ""
     if not change.num_pairs:
         return "Medians, and their ratio."
     if change.is_of_pairs:
@@ -236,13 +243,9 @@ def _how(change: Change | None) -> str:
     return "Medians and their ratio; in brackets, the interval of the paired ratios, which tells it from noise."
 
 
-def _memory(before: int, after: int) -> dict[str, Any]:
-    tip = (
-        "Weights, KV cache, activations and workspaces at their peak. Bytes are counted, not sampled. "
-        f"A change below {percent(LEAST_SHARE)} of the peak is grey: it decides nothing about what fits."
-    )
-    was = f"from {brief(before / MiB)}"
-    return _tile("Peak memory", after / MiB, "MiB", memory_change(before, after), was, tip)
+def _memory(before: Measurement, after: Measurement, change: dict[str, str], tip: str = "") -> dict[str, Any]:
+    was, now = before.memory["peak"] / MiB, after.memory["peak"] / MiB
+    return _tile("Peak memory", now, "MiB", change, f"from {brief(was)}", tip)
 
 
 def _same_tokens(before: Measurement, after: Measurement) -> tuple[int, int]:
@@ -252,11 +255,9 @@ def _same_tokens(before: Measurement, after: Measurement) -> tuple[int, int]:
     return sum(a == b for a, b in pairs), len(pairs)
 
 
-def _same(before: Measurement, after: Measurement, found: Parity) -> dict[str, Any]:
+def _same(before: Measurement, after: Measurement, change: dict[str, str], tip: str = "") -> dict[str, Any]:
     same, total = _same_tokens(before, after)
-    word, _, kind = VERDICTS[found.verdict]
-    change = {"text": word, "kind": kind}
-    return _tile("Same output?", f"{same:,} / {total:,}", "tokens", change, tip=found.explanation)
+    return _tile("Same output?", f"{same:,} / {total:,}", "tokens", change, tip=tip)
 
 
 def tiles_apart(first: Measurement, second: Measurement, of_others: str) -> list[dict[str, Any]]:
@@ -265,21 +266,13 @@ def tiles_apart(first: Measurement, second: Measurement, of_others: str) -> list
     That is "of other prompts" or "of other models", or "".
     """
     apart = {"text": of_others or "not timed in turn", "kind": "dim"}
-    times = [
-        _tile(label, p50(after), "ms", apart, "" if before is None else f"from {brief(before.p50)}")
-        for label, before, after in (
-            ("Time to first token", first.ttft_ms, second.ttft_ms),
-            ("Time per token", first.tpot_ms, second.tpot_ms),
-        )
-    ]
-    before, after = first.memory["peak"], second.memory["peak"]
-    changed = apart if of_others else memory_change(before, after)
-    memory = _tile("Peak memory", after / MiB, "MiB", changed, f"from {brief(before / MiB)}")
+    times = _times(first, second, dict.fromkeys(TIMED, apart), {})
     if of_others:
-        return [*times, memory, _tile("Same output?", None, "", apart)]
+        return [*times, _memory(first, second, apart), _tile("Same output?", None, "", apart)]
     same, total = _same_tokens(first, second)
     told = {"text": "identical", "kind": "good"} if same == total else {"text": "not checked", "kind": "dim"}
-    return [*times, memory, _tile("Same output?", f"{same:,} / {total:,}", "tokens", told)]
+    memory = memory_change(first.memory["peak"], second.memory["peak"])
+    return [*times, _memory(first, second, memory), _same(first, second, told)]
 
 
 def _run_tiles(run: Run) -> list[dict[str, Any]]:

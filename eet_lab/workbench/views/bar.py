@@ -50,28 +50,22 @@ class Buttons:
     tight: tuple[str, str] = ("", "")
     kept: str = ""
 
-    @property
-    def can_run(self) -> bool:
-        return self.loaded and not self.busy and not self.kept and self.why_not is None
-
-    def enabled(self) -> dict[str, bool]:
-        """Whether each action can be pressed."""
-        return {
-            "run": self.can_run,
-            "compare": self.can_run and not self._nothing_to_compare,
-            "ladder": self.can_run and not self.nothing_on,
+    def state(self) -> dict[str, dict[str, Any]]:
+        """What the page shows: each action, whether it can be pressed, and what it does or why it may fail."""
+        can_run = self.loaded and not self.busy and not self.kept and self.why_not is None
+        enabled = {
+            "run": can_run,
+            "compare": can_run and not self._nothing_to_compare,
+            "ladder": can_run and not self.nothing_on,
             "stop": self.busy and not self.stopping,
         }
-
-    def state(self) -> dict[str, dict[str, Any]]:
-        """What the page shows: each action, and what it does or why it may fail."""
         warnings = {"run": self.tight[0], "compare": self.tight[1], "ladder": NOTHING_ON if self.nothing_on else ""}
         warnings |= {"compare": NOTHING_ON} if self._nothing_to_compare else {}
         tips = {name: tip.format(against=self.against) for name, tip in TIPS.items()}
         told = {name: f"{tip}. {warnings[name]}" if warnings.get(name) else tip for name, tip in tips.items()}
         if self.kept:
             told |= dict.fromkeys(warnings, KEPT.format(self.kept))
-        return {name: {"enabled": on, "tip": told[name]} for name, on in self.enabled().items()}
+        return {name: {"enabled": on, "tip": told[name]} for name, on in enabled.items()}
 
     def hint(self) -> dict[str, str] | None:
         """What stands in the way, if anything does; the loading of a model tells of itself."""
