@@ -96,10 +96,6 @@ class Charts:
             gone = {missing[metric]: name for metric, name, _, _ in lines if metric in missing}
             chart.note = "; ".join(f"{name}: {reason}" for reason, name in gone.items())
 
-    def push_steps(self, steps: Sequence[tuple[int, float, float]]) -> None:
-        """(series, seconds since the run began, ms) of every new step."""
-        self.latency.push(steps)
-
     def push_samples(self, samples: Sequence[Sample], start: float) -> None:
         """What was sampled; `start` is the moment that the charts call 0."""
         whole = [replace(sample, values=_with_plan(sample.values)) for sample in samples]
@@ -218,7 +214,7 @@ class TopRow:
         for name, m in _watched(opened.result).items():
             series = NAMES.index(name)
             ends = accumulate(ms / 1e3 for ms in m.step_ms)
-            charts.push_steps([(series, t, ms) for t, ms in zip(ends, m.step_ms, strict=True)])
+            charts.latency.push([(series, t, ms) for t, ms in zip(ends, m.step_ms, strict=True)])
             samples = _samples(opened.monitor.get(name, {}), m, begun)
             charts.push_samples(samples, 0.0)
             begun = samples[-1].t + GAP_S if samples else begun
@@ -319,7 +315,7 @@ class Watching:
         self._series = 1
         self._names: Sequence[str] = NAMES
         self._since: int | None = None
-        self._steps: list[tuple[int, float, float]] = []
+        self._steps: list[Point] = []  # series, seconds since the run began, ms
         self._tokens: list[tuple[int, int]] = []
 
     def begin(self, prompts: Sequence[str], decode: Decode, watched: bool = True) -> None:
@@ -365,7 +361,7 @@ class Watching:
     def flush(self) -> None:
         """Show what has come since the last time."""
         steps, tokens, self._steps, self._tokens = self._steps, self._tokens, [], []
-        self._live.push_steps(steps)
+        self._live.latency.push(steps)
         self._live.stream.push(tokens)
 
     def _rest(self, resting: bool) -> None:

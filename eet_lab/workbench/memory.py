@@ -73,10 +73,11 @@ class MemoryTab:
 
     def picks(self) -> list[dict[str, Any]]:
         """The lists to choose from, for the page."""
+        planners = [{"value": name, "label": _in_words(name)} for name in self._planners()]
         lists: Sequence[tuple[str, str, list[Any], str]] = (
             ("run", "Run", list(self.runs), self._run),
             ("pass", "Pass", list(PASSES), self._phase),
-            ("planner", "Placed by", [_option(name) for name in self._planners()], self._chosen()),
+            ("planner", "Placed by", planners, self._chosen()),
         )
         return [
             {"name": name, "label": label, "options": options, "value": value} for name, label, options, value in lists
@@ -133,11 +134,6 @@ class MemoryTab:
 def _in_words(planner: str) -> str:
     """A planner's name in the words of the knob."""
     return PLANNER_WORDS.get(planner, planner)
-
-
-def _option(name: str) -> str | dict[str, str]:
-    """A planner to pick from a list, in words."""
-    return name if (words := _in_words(name)) == name else {"value": name, "label": words}
 
 
 def _facts(runs: Mapping[str, RunMemory]) -> Sequence[Sequence[str]]:

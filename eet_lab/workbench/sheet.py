@@ -84,11 +84,12 @@ class Sheet:
 
     def _sheet(self, subject: SheetContent, tab: str) -> dict[str, Any]:
         """What stands around the figure, unless something runs."""
+        exports = [*answer.EXPORTS, *([answer.TRACE] if subject.timelines else [])] if subject.result else []
         return {
             "note": _note(subject, tab),
             "tabs": self._tabs(subject),
             "picks": self._memory.picks() if tab == "arena" else [],
-            "tools": {"scale": self._scale(subject, tab), "exports": _exports(subject)},
+            "tools": {"scale": self._scale(subject, tab), "exports": exports},
             "tables": self._tables(subject, tab),
             "words": self._words(subject, tab),
         }
@@ -176,9 +177,3 @@ def _note(subject: SheetContent, tab: str) -> dict[str, Any] | None:
         return {"text": KEPT, "kind": "plain"} if subject.kept and subject.result and not subject.newest else None
     action = {"label": "Record the timeline", "command": "take_timeline"}
     return {"text": "This runs both recipes once more, under a profiler. ", "kind": "plain", "action": action}
-
-
-def _exports(subject: SheetContent) -> list[dict[str, str]]:
-    if subject.result is None:
-        return []
-    return [*answer.EXPORTS, *([answer.TRACE] if subject.timelines else [])]

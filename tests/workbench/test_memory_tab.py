@@ -67,7 +67,7 @@ def test_a_comparison_has_both_runs_and_an_older_one_none(bench: Workbench) -> N
     do(bench, c.Setting("repeats", 1), c.Compare(), c.Tab("arena"))
     assert picks(bench)["run"]["options"] == ["baseline", "all"]
     do(bench, c.Pick("run", "baseline"))
-    assert picks(bench)["planner"]["options"][0] == "as an arena would"
+    assert picks(bench)["planner"]["options"][0]["label"] == "as an arena would"
     assert "fresh tensors" in str(shown(bench, "answer")["words"])
     do(bench, c.Tab("planners"))
     text = str(shown(bench, "answer")["tables"])
