@@ -134,7 +134,7 @@ def _played(groups: Sequence[Sequence[int]]) -> Served:
         for number in group:
             record.start[number], record.first[number], record.last[number] = begin_ms, end_ms, end_ms
     came = Traffic(np.zeros(num), np.array(FIGURE_8_LENGTHS), np.ones(num, int), "figure 8")
-    return Served(came, "figure 8", "TurboTransformers", *record.times(), record.passes())
+    return record.served(came, "figure 8", "TurboTransformers")
 
 
 def figure_8() -> Shown:

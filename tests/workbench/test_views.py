@@ -65,7 +65,7 @@ def test_a_style_that_is_made_small_says_the_same(opened: Open) -> None:
     rules = "(text) => { const sheet = new CSSStyleSheet(); sheet.replaceSync(text); return [...sheet.cssRules]"
     rules += ".map((rule) => rule.cssText); }"
     styles = sorted(PACKAGE.rglob("*.css"))
-    assert len(styles) == 3
+    assert len(styles) == 2
     for path in styles:
         assert page.evaluate(rules, compact(path)) == page.evaluate(rules, path.read_text(encoding="utf-8")), path.name
 
