@@ -29,7 +29,7 @@ class ActionPage:
     """
 
     ACTIONS: ClassVar[Mapping[str, tuple[str, str, str]]]
-    """Of each action its button's words and tooltip, and what is said when it begins."""
+    """The words and tooltip of each action's button, and what is said when the action begins."""
     box: W.Box
     asked: Callable[[], Any]
 
