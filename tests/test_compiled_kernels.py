@@ -12,7 +12,7 @@ from test_native import needs_nvcc
 from eet_lab.errors import KernelBuildError
 from eet_lab.ops import native
 from eet_lab.ops.native import toolchain
-from eet_lab.ops.native.build import FLAGS, includes, source
+from eet_lab.ops.native.build import FLAGS, source
 from eet_lab.ops.native.launchers import signatures
 from eet_lab.paths import csrc_dir
 
@@ -60,7 +60,7 @@ def test_every_source_compiles_without_spills_for_an_a100(tmp_path, monkeypatch)
     whole = launch.read_text()
     launch.write_text(whole.replace(HALF, ""))
     assert launch.read_text() != whole
-    now = {name: digest_for_a100(copied / f"{name}.cu") for name in native.all_names()}
+    now = digests_for_a100(copied)
     known = set(COMPILED.read_text().splitlines())
     monkeypatch.setenv("NVCC_PREPEND_FLAGS", f"-I{copied}")  # headers of the copy, before those that all builds look at
     new = [copied / f"{name}.cu" for name, digest in now.items() if digest not in known]
@@ -69,13 +69,19 @@ def test_every_source_compiles_without_spills_for_an_a100(tmp_path, monkeypatch)
         COMPILED.write_text("".join(f"{digest}\n" for digest in sorted(now.values())))
 
 
-def digest_for_a100(path: Path) -> str:
-    """The source by name, and a hash of all that its machine code depends on."""
+def digests_for_a100(folder: Path) -> dict[str, str]:
+    """Of each source: its name, and a hash of all that its machine code depends on. Any header may be one of it."""
     compiler = toolchain.nvcc_version(toolchain.find_nvcc()), FLAGS, MACHINE_CODE
-    found = hashlib.sha256(repr(compiler).encode())
-    for file in sorted(includes(path)):
-        found.update(file.name.encode() + b"\0" + file.read_bytes())
-    return f"{path.stem} {found.hexdigest()}"
+    common = hashlib.sha256(repr(compiler).encode())
+    for file in sorted(folder.rglob("*.*"), key=lambda file: str(file.relative_to(folder))):
+        if file.suffix != ".cu":
+            common.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes())
+    found = {}
+    for name in native.all_names():
+        whole = common.copy()
+        whole.update(folder.joinpath(f"{name}.cu").read_bytes())
+        found[name] = f"{name} {whole.hexdigest()}"
+    return found
 
 
 @needs_nvcc

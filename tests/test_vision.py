@@ -13,15 +13,12 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 import eet_lab
-from eet_lab.engine import tasks
-from eet_lab.engine.encode import EncoderEngine
-from eet_lab.errors import ModelError, PromptError, TrainingError
+from eet_lab.errors import KernelError, ModelError, PromptError, TrainingError
 from eet_lab.models import ENCODER_PRESETS, load
 from eet_lab.models.families import settings_of
 from eet_lab.models.table import flat
-from eet_lab.ops import reference
-from eet_lab.parts import Ops, Parts
-from eet_lab.parts.passes import Image
+from eet_lab.ops import cuda
+from eet_lab.ops.types import Linear, Norm, fresh
 from eet_lab.serving.service import Service
 from eet_lab.technique import Recipe
 from eet_lab.training import Example, Trainer
@@ -121,30 +118,13 @@ def test_a_checkpoint_goes_in_and_out_to_the_bit(kind, tmp_path):
     assert model.config == ours(kind).config
 
 
-def test_patches_that_kernels_cannot_read_are_padded(tmp_path):
-    """ViT-H/14 has 588 numbers a patch; kernels take multiples of 8. The checkpoint keeps the shape that it had."""
-    torch.manual_seed(5)
-    config = transformers.ViTConfig(**SIZES | {"patch_size": 6, "num_channels": 3})
-    wanted = transformers.ViTModel(config).eval()
-    wanted.save_pretrained(tmp_path / "theirs")
-    model, pixels, widths = load(tmp_path / "theirs", device="cpu"), torch.randn(3, 3, 24, 24), []
-
-    def norm_linear(x, norm, w, *given, **named):
-        assert w.weight.is_contiguous() and x.is_contiguous() and w.weight.shape[1] == x.shape[1]
-        widths.append(x.shape[1])
-        return reference.norm_linear(x, norm, w, *given, **named)
-
-    parts = Parts(ops=Ops(norm_linear=norm_linear))
-    images = [Image(each, config.patch_size) for each in pixels]
-    states = EncoderEngine(model.network, parts).read(images, tasks.HIDDEN).values
-    with torch.no_grad():
-        exact = wanted(pixels)[0]
-    for got, image in zip(states, exact, strict=True):
-        close(got, image)
-    assert widths and not any(width % 8 for width in widths) and 112 in widths
-    model.save(tmp_path / "ours")
-    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "ours"))
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+def test_kernels_take_patches_of_any_size():
+    """ViT-H/14 has 588 numbers a patch, and kernels read 8 at a time; what was normed has as many as weights do."""
+    patches, w = (torch.empty(3, 588, dtype=torch.float16, device="meta") for _ in range(2))
+    made = cuda.norm_linear(patches, None, Linear(w, None), empty=fresh)
+    assert (made.shape, made.dtype) == ((3, 3), torch.float16)
+    with pytest.raises(KernelError, match="588 channels; kernels need a multiple of 8"):
+        cuda.norm_linear(patches, Norm(w[0], None, 1e-5), Linear(w, None), empty=fresh)
 
 
 @pytest.mark.parametrize("name", ["vit-b-16", "vit-b-32"])

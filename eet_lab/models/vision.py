@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from eet_lab.models.config import VisionConfig
 from eet_lab.models.decoder import num_bytes, op_by_op, tensors
@@ -59,10 +58,8 @@ class VisionEncoder(NamedTuple):
     def hidden(self, ops: Ops, attend: Attend, read: Pass) -> Tensor:
         """The hidden states [T,C] of a pass, before the last norm: whoever needs few of them norms few."""
         assert read.patches is not None
-        weight, pixels = self.patches.weight.flatten(1), read.patches.to(self.dtype)
-        if missing := -weight.shape[1] % 8:  # kernels read 8 channels at a time; ViT-H/14 has 588
-            weight, pixels = pad(weight, (0, missing)), pad(pixels, (0, missing))
-        made = ops.norm_linear(pixels, None, Linear(weight, self.patches.bias))  # [P,C]
+        linear = Linear(self.patches.weight.flatten(1), self.patches.bias)
+        made = ops.norm_linear(read.patches.to(self.dtype), None, linear)  # [P,C]
         table = torch.cat([self.cls_token[0], made])
         x = ops.embed(read.batch.ids, read.batch.positions, table, self.position_embedding[0])
         return op_by_op(self, ops, attend, x)

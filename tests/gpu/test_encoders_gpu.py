@@ -7,6 +7,7 @@ from time import perf_counter
 
 import numpy as np
 import pytest
+import test_vision
 import torch
 import transformers
 from encoders import V, texts, theirs
@@ -19,7 +20,7 @@ from eet_lab.models.decoder import mapped
 from eet_lab.ops import cuda
 from eet_lab.ops.types import Linear, fresh
 from eet_lab.parts import launch
-from eet_lab.parts.passes import Batching, Text
+from eet_lab.parts.passes import Batching, Image, Text
 from eet_lab.technique import Recipe
 
 pytestmark = pytest.mark.gpu
@@ -242,3 +243,18 @@ def test_a_captured_pass_of_few_texts_takes_a_fraction_of_the_host():
         ms.append(min(times[3:]))
     print(f"{ms[0]:.2f} ms launched by Python, {ms[1]:.2f} ms captured")
     assert ms[1] < ms[0] / 2
+
+
+@pytest.mark.parametrize("recipe", RECIPES[3:])
+def test_patches_of_any_size(recipe):
+    """108 numbers a patch, which is no multiple of 8."""
+    torch.manual_seed(5)
+    config = transformers.ViTConfig(**test_vision.SIZES | {"patch_size": 6, "num_channels": 3})
+    encoder = load(transformers.ViTModel(config).eval(), device="cuda").encoder
+    images = [Image(pixels, config.patch_size) for pixels in torch.randn(3, 3, 24, 24)]
+    plain, ours = (
+        EncoderEngine(encoder, Recipe.parse(words, "cuda").parts).read(images, tasks.HIDDEN).values
+        for words in ("baseline", recipe)
+    )
+    for got, want in zip(ours, plain, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)

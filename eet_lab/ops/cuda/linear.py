@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
@@ -57,6 +58,8 @@ def norm_linear(
     More: our norm (`norm_rows` at a time) and the product, a launch each; one more where the activation is not cuBLAS's
     (`_ends_apart`), and one for int8 weights, which expands them.
     """
+    if norm_w is None:
+        x, w = _filled_up(x, w)
     T, _, N = _check_linear(x, w, act)
     if act in GATED and not pairs_gates(T, x, w):
         both = norm_linear(x, norm_w, w, empty=empty, norm_rows=norm_rows, dependent=dependent)
@@ -68,6 +71,14 @@ def norm_linear(
     if not x.is_meta and T:
         _stream(out, None, x, None, w, None, norm_w, act, dependent)
     return out
+
+
+def _filled_up(x: Tensor, w: Linear) -> tuple[Tensor, Linear]:
+    """Both with zeros up to a multiple of 8 channels: a patch of ViT-H/14 has 588 numbers. Such weights are copied."""
+    missing = -x.shape[1] % 8
+    if not missing or w.scale is not None:
+        return x, w
+    return pad(x, (0, missing)), w._replace(weight=pad(w.weight, (0, missing)))
 
 
 def _product(x: Tensor, w: Linear, act: str | None, empty: Empty, dependent: bool) -> Tensor:
