@@ -37,7 +37,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files whose tests take long come first, or one worker would end with them while the other has nothing to do."""
-    long = ("tests/browser/", "tests/workbench/", "tests/test_compiled_kernels.py", "tests/test_notebooks.py")
+    long = ("tests/browser/", "tests/workbench/", "tests/test_machine_code.py", "tests/test_notebooks.py")
     items.sort(key=lambda item: not item.nodeid.startswith(long))
 
 
