@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import math
 import socket
 import threading
 import time
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from eet_lab.cli import main
 from eet_lab.errors import Cancelled, SetupError, TrafficError
 from eet_lab.scheduling.traffic import Gamma, Traffic, Uniform, make_traffic
 from eet_lab.serving.load import Target, run_load, start_load
+from eet_lab.serving.load.apart import _listen
 
 
 def due(*seconds: float, new_tokens: int = 3) -> Traffic:
@@ -353,3 +356,10 @@ def test_the_command(tmp_path, capsys):
     assert main(["load", "--endpoint", "embeddings", "--new-tokens", "9"]) == 2
     assert "--new-tokens is for answers" in capsys.readouterr().err
     assert main(["load", "--api-key-file", str(tmp_path / "none")]) == 2
+
+
+@pytest.mark.parametrize("words", [b"", b"Hello", b"Info: x\n", b"cno.module\nname\n."])
+def test_a_process_that_says_what_is_no_answer_is_not_waited_for(words):
+    said = SimpleQueue()
+    _listen(io.BytesIO(words), said)
+    assert said.get_nowait() is None

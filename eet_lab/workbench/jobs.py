@@ -32,7 +32,7 @@ PHASES = {
     "check": "checking that the output is the same",
     "warm-up": "warming up",
     "watched": "watched run",
-    "measured": "measuring, live view paused",
+    "measured": "measuring with the live view paused",
 }
 
 

@@ -79,7 +79,7 @@ def test_captions_and_progress_are_whole(opened: Open) -> None:
     facts = "1.56 B parameters · 48 layers · 1,600 wide · context 1,024 · bfloat16 on cuda:0"
     laddered["bar"] |= {"facts": facts, "badge": {"text": "random weights: for timing", "kind": "warn"}}
     laddered["bar"]["against"] = laddered["techniques"]["recipe"] = "all - mask removal - packed prefill"
-    running["bar"]["status"]["text"] = "measuring, live view paused: baseline"
+    running["bar"]["status"]["text"] = "measuring with the live view paused: baseline"
     page = opened(laddered)
     below = "(all) => all.map((each) => each.getBoundingClientRect().bottom)"
     for width, large in itertools.product((1420, 1281, 836, 400), (False, True)):  # JupyterLab's of 1440, 1000, 500

@@ -41,7 +41,9 @@ def run_apart(job: Job, progress: Progress | None = None, cancel: Cancel | None 
             if isinstance(found, EETError):
                 raise found
             if found is None:
-                raise SetupError(f"The process that sends requests ended with {child.wait()} and no result.")
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(1)
+                raise SetupError(f"The process that sends requests ended with {child.poll()} and no result.")
             if progress is not None:
                 progress(*found)
     except BrokenPipeError as error:
@@ -52,8 +54,8 @@ def run_apart(job: Job, progress: Progress | None = None, cancel: Cancel | None 
 
 
 def _listen(stdout: IO[bytes], said: SimpleQueue[Any]) -> None:
-    """Queue what the child says, and then None."""
-    with suppress(EOFError, pickle.UnpicklingError):  # it ended, or was ended while it said something
+    """Queue what the child says, and then None: it has ended, or says what is no answer."""
+    with suppress(Exception):
         while True:
             said.put(pickle.load(stdout))
     said.put(None)
