@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import os
 import re
@@ -179,8 +178,7 @@ def test_a_notebook_goes_by_its_name_alone(shipped, tmp_path, monkeypatch):
 
 
 def test_without_voila_the_app_says_what_to_type(monkeypatch, tmp_path, capsys):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "voila" else find(name))
+    monkeypatch.setitem(sys.modules, "voila", None)  # another test may have imported it
     assert cli.main(["lab", "--app", "--dir", str(tmp_path)]) == 2
     assert "-m pip install voila" in capsys.readouterr().err
 

@@ -135,6 +135,7 @@ def test_what_ray_is_asked_for(played, monkeypatch):
 
 def test_ray_that_is_missing_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pyarrow" else name)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # another test may have imported it
     with pytest.raises(SetupError, match=r"pyarrow is not installed, which workers of Ray Train need: .*\[ray\]"):
         launch_on_ray(train, 2)
     with pytest.raises(TrainingError, match="num_processes is 0"):
