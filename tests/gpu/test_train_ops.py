@@ -195,7 +195,7 @@ def composed(x, weight, bias, norm_weight, norm_bias):
     y = reference.norm_linear(
         x, norm_w, w, "gelu", empty=autograd, norm=residuals.norm, linear_act=train_epilogue.linear_act
     )
-    return residuals.linear_residual(train_epilogue.linear_residual, y, w, x, empty=autograd, drop=drop)
+    return residuals.linear_residual(y, w, x, linear_residual=train_epilogue.linear_residual, empty=autograd, drop=drop)
 
 
 def test_a_captured_pass_gives_the_same_bits(dtype):
