@@ -45,13 +45,13 @@ struct TokenBuffer {
 
 // Where a row goes after a pass that read `count` of its tokens, and what stands there.
 struct Move {
-  int64_t column = 0, steps = 0, known = 0;
+  int64_t column = 0, position = 0, known = 0;
   bool generates = false;
 
   __device__ Move() = default;
-  __device__ Move(const TokenBuffer& s, int row, int64_t count) : column(s.columns[row]) {
+  __device__ Move(const TokenBuffer& s, int row, int64_t count) : column(s.columns[row]), position(s.positions[row]) {
     if (count > 0 && column + count <= s.limit[row]) {
-      column += steps = count;
+      column += count, position += count;
       generates = column >= s.end[row];
     }
     known = *s.token(row, column);
@@ -67,16 +67,18 @@ struct Move {
 __global__ void advance_kernel(const TokenBuffer s, const int64_t* token, const int64_t* count, int B) {
   // Before the wait: only this kernel writes what it reads here, and `count` is a constant or a copy.
   const int64_t pass = *s.num_passes;
+  int64_t* const log = s.log + pass % s.R * B;
   const int first = threadIdx.x;
   const Move first_move = first < B ? Move(s, first, count[first]) : Move();
+  asm volatile("" ::"l"(log));  // computed now, not after the wait
   __syncthreads();
   eet::wait_for_previous();
   eet::let_next_begin();
   for (int row = first; row < B; row += blockDim.x) {
     const Move move = row == first ? first_move : Move(s, row, count[row]);
     const int64_t id = move.generates ? token[row] : move.known;
-    *s.token(row, move.column) = s.ids[row] = s.log[pass % s.R * B + row] = id;
-    s.positions[row] += move.steps;
+    *s.token(row, move.column) = s.ids[row] = log[row] = id;
+    s.positions[row] = move.position;
     s.columns[row] = move.column;
   }
   if (threadIdx.x == 0) *s.num_passes = pass + 1;

@@ -211,6 +211,7 @@ AHEAD = {
     "int8_linear_kernel",
     "decode_kernel",
     "stream_attention_kernel",
+    "balanced_attention_kernel",
 }
 """These let the next kernel begin before their own wait: none is a step's first, and after each comes one that reads
 weights ahead of its wait, or columns of earlier steps, and nothing else."""

@@ -76,6 +76,16 @@ def test_every_launch_has_the_arguments_that_its_launcher_takes(case, dtype, on_
     assert ("eet_stream_attention" in launched) == streams
 
 
+@pytest.mark.parametrize("page", [0, 16])
+@pytest.mark.parametrize(("rows", "longest", "name"), [(67, 2049, "balanced"), (66, 2049, "stream"), (67, 2048, "stream")])
+def test_rows_share_blocks_where_many_may_be_long(rows, longest, name, page, launched, monkeypatch):
+    module = import_module("eet_lab.ops.cuda.attention")
+    monkeypatch.setattr(module, "_is_hopper", lambda device: True)
+    shape = AttentionShape((longest, *(1,) * (rows - 1)), 2, 2, 64, decode=True, page=page)
+    cuda.attention(*shape.inputs("cpu", torch.float16, 0), empty=fresh)
+    assert launched == [f"eet_{name}_attention"]
+
+
 def nothing_but(each: torch.Tensor, max_q: int) -> Batch:
     """A batch of which an op may ask which tokens are the newest, and how many a row has."""
     nothing = Batch(*[None] * 10)  # type: ignore[arg-type]
@@ -151,6 +161,8 @@ def test_no_rows_need_no_launch(temperature, launched):
         (Split(False, blocks=2, warps=5), "2 blocks and 5 warps"),
         (Split(True, blocks=16), "16 blocks and 0 warps"),
         (Split(True, blocks=2, warps=4), "2 blocks and 4 warps"),
+        (Split(True, blocks=2, balanced=True), "2 blocks and 0 warps"),
+        (Split(False, balanced=True), "0 blocks and 0 warps"),
     ],
 )
 def test_a_split_that_no_launcher_takes_is_told(split, says, launched):

@@ -29,6 +29,7 @@ RINGS = (
     "vector_layer",
     "int8_linear",
     "stream_attention",
+    "balanced_attention",
     "hopper_attention",
 )
 INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,5})\*/\s+(.*?);\s+/\* 0x[0-9a-f]{16} \*/")

@@ -68,11 +68,14 @@ LONG_PROMPTS = {f"b4/s1-515/h4g2/d{D}/packed" for D in (64, 128)}
 LONG_PROMPTS |= {"b2/s300-333/h2/d96/slack", "b4/s1-130/h4/d256/packed"}
 # Linears of few tokens that on two multiprocessors have as many weights a block as on 132 those of large models.
 MANY_WEIGHTS = {*(f"t{T}/n96/c3072" for T in (2, 4)), *(f"b2/t2/v3003/c96{how}" for how in ("", "/temp0.8"))}
+# Rows that share blocks on a GPU of few multiprocessors.
+SHARED_ROWS = {f"b11/kv1-2060/h4g1/d{D}/page16/rope" for D in (64, 128)}
 PASSES = (
     Pass(132, 250_000, {case.op for case in ALL_CASES}),
     Pass(8, 2_000_000, STREAMED),  # with few blocks the same weights fill rings again
     Pass(2, 1_000_000, {"norm_linear", "next_token"}, MANY_WEIGHTS, {torch.float16, torch.bfloat16}),
     Pass(132, 4_000_000, {"attention"}, LONG_PROMPTS, {torch.float16, torch.bfloat16}),  # float32 has no ring
+    Pass(8, 4_000_000, {"attention"}, SHARED_ROWS, {torch.float16, torch.bfloat16}),
 )
 LISTS = {"linears": 16}  # pointers to host memory that holds so many pointers
 SENTINEL = 0x7B  # in every byte of what has no contents: large numbers, whose sums and products are others

@@ -28,6 +28,8 @@ MANY_WAYS = ("prefill_attention", "prefill_masked_attention", "texts_attention")
 DECODE = next(case for case in CASES if case.name == "decode_attention")
 SPLITS = [Split(streams=False, blocks=blocks, warps=warps) for warps in (4, 8) for blocks in (1, 2, 4, 8)]
 SPLITS += [Split(streams=True, blocks=blocks) for blocks in (1, 2, 4, 8)]
+BALANCED = Split(streams=True, balanced=True)
+SPLITS += [BALANCED]
 DIVIDED = [
     AttentionShape((700, 1, 130), *heads, decode=True, page=page)
     for heads in ((2, 2, 64), (20, 1, 64), (4, 2, 128))
@@ -37,6 +39,13 @@ DIVIDED += [
     AttentionShape((700, 1, 130), *heads, decode=True, rope=True, normed=heads[2] == 128, page=page)
     for heads in ((20, 1, 64), (4, 2, 128))
     for page in (0, 32)
+]
+MANY = (3000, *range(1, 160, 10)), (900, 1, 1, 1, 1, 1, 1, 1, 1, 400), (257,) * 19, (1, 2500, 1300, 1, 700)
+DIVIDED += [AttentionShape(rows, *heads, decode=True) for rows in MANY for heads in ((8, 2, 64), (4, 2, 128))]
+DIVIDED += [
+    AttentionShape(rows, 4, 2, D, decode=True, rope=True, page=64, window=window)
+    for rows in MANY[:2]
+    for D, window in ((64, None), (128, 700))
 ]
 DIVIDED += [
     AttentionShape((700, 1, 130), 4, 2, D, decode=True, window=200, page=page) for D in (64, 128) for page in (0, 16)
@@ -129,7 +138,7 @@ def test_however_decode_attention_is_divided(shape, split):
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("split", [Split(False, 2, 8), Split(True, 1), Split(True, 4)], ids=str)
+@pytest.mark.parametrize("split", [Split(False, 2, 8), Split(True, 1), Split(True, 4), BALANCED], ids=str)
 @pytest.mark.parametrize("page", [0, 32])
 @pytest.mark.parametrize("window", [None, 170])
 def test_each_row_has_a_column_of_its_own(split, page, window):
@@ -140,7 +149,9 @@ def test_each_row_has_a_column_of_its_own(split, page, window):
     out = cuda.attention(qkv, cache, together, spec, empty=fresh, split=split)
     for row in range(3):
         alone = step._replace(columns=columns[row].expand(3))
-        assert torch.equal(cuda.attention(qkv, copied(kv), alone, spec, empty=fresh, split=split)[row], out[row])
+        got = cuda.attention(qkv, copied(kv), alone, spec, empty=fresh, split=split)[row]
+        # Balanced, all rows decide where one is divided, and so the order of its sums.
+        torch.testing.assert_close(got, out[row], rtol=0, atol=1e-3 * split.balanced)
     # A row whose pads reach beyond its column sees that column alone.
     begin = torch.tensor([0, 600, 401], device="cuda")
     empty = together._replace(keys=together.keys._replace(begin=begin))
@@ -149,7 +160,7 @@ def test_each_row_has_a_column_of_its_own(split, page, window):
     assert torch.equal(out[1:], value.reshape(2, 256))
 
 
-@pytest.mark.parametrize("split", [Split(False), Split(True, 1), Split(True, 4)], ids=str)
+@pytest.mark.parametrize("split", [Split(False), Split(True, 1), Split(True, 4), BALANCED], ids=str)
 @pytest.mark.parametrize("window", [None, 255])
 def test_a_replayed_decode_goes_from_stage_to_stage(split, window):
     shape = AttentionShape((300, 320), 4, 4, 64, decode=True, slack=300, window=window)
@@ -187,7 +198,7 @@ def test_a_stream_is_refused_where_there_is_none():
         cuda.masked_attention(qkv, kv, step, spec, mask=mask, empty=fresh, split=Split(streams=True))
 
 
-@pytest.mark.parametrize("split", [Split(streams=False), Split(streams=True)], ids=str)
+@pytest.mark.parametrize("split", [Split(streams=False), Split(streams=True), BALANCED], ids=str)
 def test_a_replayed_decode_sees_where_the_column_is_now(split):
     shape = AttentionShape((9, 20), 4, 4, 64, decode=True, slack=12)
     qkv, kv, step, spec = shape.inputs("cuda", torch.float16, 3)

@@ -27,6 +27,7 @@ class Split(NamedTuple):
     streams: bool  # through shared memory, which needs Hopper and a head dim of STREAM_DIMS; else into registers
     blocks: int = 0  # of a cluster: 1, 2, 4 or 8; more than one needs Hopper
     warps: int = 0  # of a block, if not `streams`: 4 or 8, with `blocks`
+    balanced: bool = False  # if `streams`: clusters of eight rows divide the keys of all of them, without `blocks`
 
 
 STREAM_DIMS = (64, 128)
@@ -35,6 +36,7 @@ STREAM_HEADS = 8  # of a KV head that a block serves
 STREAM_COLUMNS = 256  # fewer are read into registers at once
 STREAM_ALONE = 2048  # the same for one or two rows: `persistent_layers` leaves a stream no room to begin early
 STREAM_MOST = 2048  # columns at most, where a multiprocessor has more than one block
+BALANCED_ROWS = 8  # of a cluster
 CLUSTERS = (1, 2, 4, 8)  # blocks of a cluster
 WARPS = (4, 8)  # of a block that reads into registers
 MOST_STRIDE = 2**31 - 1  # numbers from row to row, and head to head, that decode attention counts in an int
@@ -88,7 +90,7 @@ def masked_attention(
 
 @reads_rows_on_device
 @refuses(unfit)
-@needs(*masked_attention.kernels, "stream_attention", "hopper_attention")  # type: ignore[attr-defined]
+@needs(*masked_attention.kernels, "stream_attention", "balanced_attention", "hopper_attention")  # type: ignore[attr-defined]
 def attention(
     qkv: Tensor,
     kv: KV | None,
@@ -187,7 +189,9 @@ def _decode(cached: _Cached, turned: dict[str, Any], split: Split | None, depend
     qkv, _, mask, batch, K, (window, scale), how, paging = cached
     B, H, G, D, seen = len(qkv), how["H"], how["G"], how["D"], window or K
     can_stream = cached.can_stream and D in STREAM_DIMS and _is_hopper(qkv.device.index)
-    split = split or Split(can_stream and _streams(B, H, G, seen))
+    if split is None:
+        balanced = can_stream and _balances(B, G, seen)
+        split = Split(balanced or (can_stream and _streams(B, H, G, seen)), balanced=balanced)
     if split.streams and not can_stream:
         raise KernelError(
             f"{split} needs Hopper, no mask, a head dim of {STREAM_DIMS} and its columns side by side, but this is "
@@ -197,12 +201,17 @@ def _decode(cached: _Cached, turned: dict[str, Any], split: Split | None, depend
     how |= turned
     how |= paging
     how |= {
-        "num_pad": batch.keys.begin.data_ptr(), "dtype": DTYPES[qkv.dtype], "B": B, "seen": seen, "scale": scale,
-        "cluster": split.blocks, "dependent": dependent,
+        "num_pad": batch.keys.begin.data_ptr(), "dtype": DTYPES[qkv.dtype], "B": B, "scale": scale,
+        "dependent": dependent,
     }  # fmt: skip
     if split.streams:
-        room = paired_bytes(False, gpu().shared_bytes)
-        native.loaded("stream_attention").eet_stream_attention(**how, shared_bytes=room)
+        how["shared_bytes"] = paired_bytes(False, gpu().shared_bytes)
+    if split.balanced:
+        native.loaded("balanced_attention").eet_balanced_attention(**how)
+        return
+    how |= {"seen": seen, "cluster": split.blocks}
+    if split.streams:
+        native.loaded("stream_attention").eet_stream_attention(**how)
     else:
         native.loaded("decode_attention").eet_decode_attention(**how, mask=at(mask), K=K, warps=split.warps)
 
@@ -316,6 +325,11 @@ def _streams(B: int, H: int, G: int, K: int) -> bool:
     return fewest < K and (K <= STREAM_MOST or jobs <= gpu().num_blocks)
 
 
+def _balances(B: int, G: int, K: int) -> bool:
+    """Whether rows share blocks: one that is long among short ones would be all that a step waits for (LOG)."""
+    return B >= BALANCED_ROWS and K > STREAM_MOST and B * G > gpu().num_blocks
+
+
 def _takes_hopper(qkv: Tensor, head_dim: int) -> bool:
     return qkv.dtype != torch.float32 and head_dim >= WIDE_HEAD_DIM and _is_hopper(qkv.device.index)
 
@@ -337,14 +351,17 @@ def _check_decode(keys: Tensor, split: Split | None) -> None:
         )
     if split is None:
         return
-    if split.streams:
+    if split.balanced:
+        allowed = split.streams and not split.blocks and not split.warps
+    elif split.streams:
         allowed = split.blocks in (0, *CLUSTERS) and not split.warps
     else:
         allowed = split.blocks == split.warps == 0 or (split.blocks in CLUSTERS and split.warps in WARPS)
     if not allowed:
         raise KernelError(
             f"{split} has {split.blocks} blocks and {split.warps} warps, but a cluster has 1, 2, 4 or 8 blocks, of 4 "
-            "or 8 warps; with `streams`, leave `warps` at 0. Leave both out, and the launcher chooses."
+            "or 8 warps; with `streams`, leave `warps` at 0; with `balanced`, name `streams` and neither of both. Leave "
+            "all out, and the launcher chooses."
         )
 
 
