@@ -26,6 +26,7 @@ help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 lab:
+	@test -e .venv/eet-lab-stamp.json || echo "The first time pip takes about two minutes with torch for the CPU (0.4 GB), longer with torch for CUDA (2.9 GB). Then the workbench opens."
 	@$(SETUP)
 	@exec $(BIN)/eet-lab lab $(ARGS)
 
