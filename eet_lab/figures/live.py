@@ -124,28 +124,28 @@ class StripCharts:
 class TokenStream(anywidget.AnyWidget):
     """Panes of streamed text. Text is set as text, never as HTML, so a model cannot write markup into the page."""
 
-    _esm = script("Make", "TokenStream")
+    _esm = script("Make", "Ends", "TokenStream")
     _css = style("TokenStream")
     snapshot = T.Unicode("{}").tag(sync=True)
 
     def __init__(self, **traits: Any) -> None:
         super().__init__(**traits)
-        self.instead = ""
+        self.instead = self.by = ""
         self.prompts: list[str] = []
         self.texts: list[str] = []
         self.counts: list[int] = []
         self._transcripts: list[Transcript] = []
         self._fresh = False
 
-    def begin(self, prompts: Sequence[str], decode: Decode, instead: str = "") -> None:
-        """Empty panes for these prompts; `instead`: what stands there where there are none."""
-        self.instead = instead
+    def begin(self, prompts: Sequence[str], decode: Decode, instead: str = "", by: str = "") -> None:
+        """Empty panes for these prompts; `instead`: what stands there where there are none, `by`: what generates."""
+        self.instead, self.by = instead, by
         self.prompts, self.texts = list(prompts), [""] * len(prompts)
         self.counts = [0] * len(prompts)
         self._transcripts = [Transcript(decode) for _ in prompts]
         self._fresh = True
         self.snapshot_now()
-        self.send({"kind": "begin", "prompts": self.prompts, "instead": instead})
+        self.send({"kind": "begin", "prompts": self.prompts, "instead": instead, "by": by})
 
     def push(self, tokens: Iterable[tuple[int, int]]) -> None:
         """More (row, token id) pairs, in order."""
@@ -172,5 +172,5 @@ class TokenStream(anywidget.AnyWidget):
         """Bring the snapshot up to date, if anything is new."""
         if self._fresh:
             self._fresh = False
-            names = ("prompts", "instead", "texts", "counts")
+            names = ("prompts", "instead", "by", "texts", "counts")
             self.snapshot = json.dumps({name: getattr(self, name) for name in names})

@@ -105,6 +105,11 @@ function make(tag, className, text) {
   return node;
 }
 
+/* Ends: */
+// A text in parts: `mark` makes what stands on the page for the token that ends one, where what follows is another.
+const marked = (text, mark) => text.split(/<\|(?:endoftext|end_of_text|eot_id|im_end)\|>/).flatMap((part, i) => (i
+  ? [mark("small", "eet-dim", " [end of text] "), part] : [part]));
+
 /* TokenStream: */
 // Streamed text. Everything goes in as text nodes.
 
@@ -112,12 +117,12 @@ function renderTokenStream({ model, el }) {
   el.classList.add("eet-stream");
   let settled = false, panes = [];
 
-  function begin(prompts, instead) {
+  function begin({ prompts = [], instead, by }) {
     el.replaceChildren();
     panes = prompts.map((prompt, row) => {
       const pane = make("div", "eet-stream-pane"), head = make("div", "eet-stream-head"), body = make("div", "eet-stream-body");
       const said = make("span", "eet-stream-said"), count = make("b");
-      head.append("prompt " + (row + 1), count);
+      head.append(make("span", "", "prompt " + (row + 1) + (by ? " · " + by : "")), count);
       body.append(make("span", "eet-stream-asked", prompt), said);
       pane.append(head, body);
       el.append(pane);
@@ -129,7 +134,7 @@ function renderTokenStream({ model, el }) {
   function append(row, text, count) {
     const pane = panes[row];
     if (!pane) return;
-    pane.said.append(text);
+    pane.said.append(...marked(text, make));
     pane.count.textContent = count + " tokens";
     // To the end in whole lines, so that none is cut under the head: an empty one below the text makes up for the rest.
     const { body } = pane, below = body.scrollHeight - body.clientHeight;
@@ -137,11 +142,11 @@ function renderTokenStream({ model, el }) {
   }
   function fromSnapshot() {
     const all = JSON.parse(model.get("snapshot") || "{}");
-    begin(all.prompts || [], all.instead);
+    begin(all);
     (all.texts || []).forEach((text, row) => append(row, text, all.counts[row]));
   }
   function onMessage(message) {
-    if (message.kind === "begin") begin(message.prompts, message.instead);
+    if (message.kind === "begin") begin(message);
     if (message.kind === "append") for (const [row, text, count] of message.news) append(row, text, count);
   }
   // Text that was sent before this view listened is in the first snapshot that it hears of: messages come in order.
@@ -264,7 +269,7 @@ function buildLane(lane, prompts) {
     if (wanted < shown) { rows.forEach((r) => r.said.replaceChildren()); shown = 0; }
     for (; shown < wanted; shown++) {
       const [, row, text] = lane.pieces[shown];
-      if (rows[row]) { rows[row].said.append(text); toEnd(rows[row]); }
+      if (rows[row]) { rows[row].said.append(...marked(text, make)); toEnd(rows[row]); }
     }
     const tokens = done ? lane.tokens[done - 1] : 0, over = ms >= end;
     time.textContent = clock(Math.min(ms, end)) + (over ? " ✓" : "");

@@ -337,7 +337,7 @@ class Watching:
         self._series = phase.series
         if phase.watched:
             self._since = self._device.mark()
-            self._live.stream.begin(self._prompts, self._decode)
+            self._live.stream.begin(self._prompts, self._decode, by=self._names[phase.series])
 
     def leave(self, in_vain: bool) -> None:
         """The job is over; `in_vain`: the result before it stays, and so do that one's steps."""

@@ -25,7 +25,7 @@ from eet_lab.figures import theme
 from eet_lab.figures.live import chart_script
 from eet_lab.figures.outputs import FigureBox
 from eet_lab.figures.players import Race
-from eet_lab.figures.script import BaseScript, Shared, compact
+from eet_lab.figures.script import BaseScript, Shared, compact, script
 from eet_lab.workbench.live import Charts, Live
 
 SCRIPTS = Path(__file__).parent / "views"
@@ -38,7 +38,7 @@ def _source(name: str) -> str:
     return compact(SCRIPTS / name)
 
 
-DOM, STYLE = _source("dom.js"), _source("page.css")
+DOM, STYLE = script("Ends", module=_source("dom.js")), _source("page.css")
 """What the scripts of all views are written with, and the style of the page."""
 VIEWS = {name: _source(f"{name}.js") for name in ("bar", "techniques", "inputs", "answer", "runs")}
 """The script of each view: what it draws and sends is told at its head."""

@@ -64,12 +64,13 @@ def test_bytes_that_never_become_a_character_are_shown_in_the_end() -> None:
 def test_the_stream_sends_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, sent = TokenStream(), []
     monkeypatch.setattr(stream, "send", lambda content, buffers=None: sent.append(content))
-    stream.begin(["p", "q"], lambda ids: "".join(f"[{i}]" for i in ids))
+    stream.begin(["p", "q"], lambda ids: "".join(f"[{i}]" for i in ids), by="all")
     stream.push([(0, 1), (1, 2), (0, 3)])
     stream.push([])
     assert sent[1:] == [{"kind": "append", "news": [[0, "[1][3]", 2], [1, "[2]", 1]]}]
     stream.snapshot_now()
     assert json.loads(stream.snapshot)["texts"] == ["[1][3]", "[2]"]
+    assert sent[0]["by"] == json.loads(stream.snapshot)["by"] == "all"
 
 
 def test_a_chart_sends_only_new_points_and_keeps_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:

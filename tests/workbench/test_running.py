@@ -41,7 +41,7 @@ def drawn(bench: Workbench) -> list[Any]:
 def test_run_streams_text_and_latency(bench: Workbench) -> None:
     do(bench, c.Run())
     live = bench.controller.page.live
-    assert live.stream.counts == [8, 8]
+    assert live.stream.counts == [8, 8] and live.stream.by == live.latency.series[1]["name"] == "all"
     assert len(live.latency.points) == 8
     assert isinstance(bench.result, Run)
     assert bench.result.texts == tuple(text.strip() for text in live.stream.texts)

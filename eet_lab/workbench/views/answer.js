@@ -88,5 +88,6 @@ function table(t, at) {
 
 function words(list) {
   return list.map(({ heading, text, kind }, i) => h("div", { class: "eet-words", key: `words-${i}` },
-    heading && h("h3", null, heading), h("p", { class: `eet-is-${kind || "plain"}` }, text)));
+    heading && h("h3", null, heading), h("p", { class: `eet-is-${kind || "plain"}` },
+      marked(text, (tag, name, said) => h(tag, { class: name }, said)))));
 }
