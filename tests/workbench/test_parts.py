@@ -234,6 +234,8 @@ def test_the_label_all_says_what_it_leaves_out_and_needs_name_the_nearest() -> N
     assert "but not: Continuous batching, Prefix caching, Int8 weights" in shown["recipe_tip"]
     needs = {row["name"]: row["needs"] for row in shown["list"]}
     assert needs["continuous_batching"] == "needs Memory reuse, Packed prefill"
+    lacks = [row["name"] for row in shown["list"] if row["lacks"]]
+    assert lacks == ["packed_prefill", "continuous_batching", "prefix_caching"], "that could have it on this device"
     assert techniques_state(state, "", {}, "", "pre-padding", read_only=False)["recipe_tip"] == "pre-padding"
 
 

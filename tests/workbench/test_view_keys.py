@@ -49,6 +49,13 @@ def test_keys_are_text_where_text_is_typed(opened: Open) -> None:
     assert sent(page) == []
 
 
+def test_the_way_to_kept_runs_goes_there(opened: Open) -> None:
+    page = opened(page_states.empty(), height=500)
+    page.get_by_role("button", name="open a run below").press("Enter")
+    page.wait_for_function("document.querySelector('.eet-runs').getBoundingClientRect().top < 400")
+    assert page.evaluate("document.activeElement.className") == "eet-scroll" and sent(page) == []
+
+
 def test_escape_dismisses_an_error(opened: Open) -> None:
     page = opened(page_states.failed())
     assert page.locator("[role=alert]").inner_text().startswith("×\nPrompt error")

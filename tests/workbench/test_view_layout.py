@@ -121,17 +121,13 @@ def test_what_techniques_need_and_bring_can_be_read(opened: Open, theme: str) ->
     for row, why in zip(rows, ("", "", "", "CUDA kernels need an NVIDIA GPU"), strict=True):
         row |= {"effect": None, "blocked": why, "blocked_short": why and "needs an NVIDIA GPU"}
         row["needs"] = "needs Memory reuse, Packed prefill"
-    states["techniques"]["list"][0]["effect"] |= {
-        "text": "cannot tell apart",
-        "kind": "dim",
-        "detail": "per token faster",
-    }
+    rows[0]["lacks"] = True
+    apart = {"text": "cannot tell apart", "kind": "dim", "detail": "per token faster"}
+    states["techniques"]["list"][0]["effect"] |= apart
     page = opened(states, width=IN_JUPYTERLAB["width"] + 16, height=IN_JUPYTERLAB["height"] + 8, theme=theme)
-    names = (
-        ".eet-tech :is(.eet-effect-words, .eet-effect-text, .eet-numerics), .eet-knob-row small, .eet-card-head span"
-    )
-    found = page.evaluate(SMALL_PRINT, names)
-    assert {"needs an NVIDIA GPU", "needs Memory reuse, Packed prefill"} <= {text for text, *_ in found}
+    names = ".eet-tech :is(.eet-effect-words, .eet-effect-text, .eet-numerics), .eet-knob-row small"
+    found = page.evaluate(SMALL_PRINT, f"{names}, .eet-card-head span")
+    assert {"needs an NVIDIA GPU", "needs Memory reuse, Packed prefill", "needs ✓"} <= {text for text, *_ in found}
     assert [each for each in found if each[1] < 12 or each[2] < 4.5 or not each[3]] == []
 
 
@@ -310,6 +306,8 @@ def test_a_card_of_one_column_covers_what_it_does_not_move(opened: Open) -> None
     places = page.evaluate(RECTS, [".eet-live", ".eet-numbers"])
     card = page.locator(".eet-tech-card")
     expect(card).to_be_hidden()
+    expect(page.locator(".eet-numerics:visible")).to_have_text(["lossy"])
+    assert page.evaluate(CUT, ".eet-fold-line, .eet-numerics, .eet-tech-title") == []
     page.click(".eet-tech-title >> text=Memory reuse")
     expect(card).to_be_visible()
     assert page.evaluate(RECTS, [".eet-live", ".eet-numbers"]) == places
@@ -389,7 +387,8 @@ def test_lanes_stay_in_line_and_take_larger_type(opened: Open) -> None:
 
 
 def test_a_race_that_ran_unseen_is_at_the_end_of_its_texts(opened: Open) -> None:
-    lanes = [{"name": "all", "color": "gray", "ends_ms": [1], "tokens": [200], "pieces": [[0, 0, "word " * 200]]}]
+    pieces = [[0, 0, "word<|endoftext|>" * 200]]
+    lanes = [{"name": "all", "color": "gray", "ends_ms": [1], "tokens": [200], "pieces": pieces}]
     page = opened(page_states.compared(), width=1270)
     page.evaluate("document.querySelector('.eet-stage').style.display = 'none'")
     page.evaluate(RACE, [Race._css, Race._esm, {"prompts": ["asked"], "lanes": lanes, "begin": True}])
@@ -398,3 +397,4 @@ def test_a_race_that_ran_unseen_is_at_the_end_of_its_texts(opened: Open) -> None
     end = "({ scrollTop, scrollHeight, clientHeight }) => scrollHeight - clientHeight - scrollTop"
     page.wait_for_function(f"({end})(document.querySelector('.eet-lane-text')) < 2")
     assert page.locator(".eet-lane-text").evaluate("(text) => text.scrollTop") > 0
+    assert page.locator(".eet-lane-said small").all_text_contents() == [" [end of text] "] * 200

@@ -43,7 +43,8 @@ function tabs(s, ui) {
     choose(s.tabs[to].name);
     event.currentTarget.children[to].focus();
   };
-  if (!s.tabs.length) return h("span", { class: "eet-tab-row", key: "no-tabs" }, s.mode === "running" ? "What is generated" : "No result yet: press a button above, or open a run below");
+  if (!s.tabs.length) return h("span", { class: "eet-tab-row", key: "no-tabs" }, s.mode === "running" ? "What is generated"
+    : ["No result yet: press a button above, or", button({ onclick: () => reveal(ui.el, Infinity, ".eet-runs")?.querySelector(".eet-scroll")?.focus({ preventScroll: true }) }, "open a run below ↓")]);
   return h("div", { class: "eet-tab-row", role: "tablist", "aria-label": "Views of the result", key: "tabs", onkeydown }, s.tabs.map((t) =>
     h("button", { type: "button", role: "tab", key: t.name, "aria-selected": String(t.name === s.tab),
       tabIndex: t.name === s.tab ? 0 : -1, onclick: () => choose(t.name) }, t.title)));

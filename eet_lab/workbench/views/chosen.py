@@ -56,6 +56,7 @@ def _row(state: State, name: str, effect: Effect | None, read_only: bool) -> dic
         "blocked_short": blocked and NEEDS_GPU.sub(r"needs \1", SENTENCE_END.split(blocked)[0]),
         "numerics": {"text": text, "kind": kind, "tip": tip},
         "needs": f"needs {', '.join(needed)}" if needed else "",
+        "lacks": not (state.beyond_device(name) or all(map(state.is_on, technique.requires))),
         "summary": technique.summary.replace("`", ""),
         "effect": None if effect is None else vars(effect) | {},
     }

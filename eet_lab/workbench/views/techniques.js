@@ -7,7 +7,7 @@ const CLOSES = new Set(["Escape", "r", "c", "l"]);
 export default view((s, ui) => [
   h("div", { class: "eet-head", key: "head" },
     h("h2", null, "Techniques"),
-    h("span", { class: "eet-recipe", title: s.recipe_tip }, s.recipe),
+    h("span", { class: "eet-recipe", title: s.recipe_tip }, s.recipe === "all" ? "all: what can run here, except serving and lossy ones" : s.recipe),
     s.effects_of && h("span", { class: "eet-effects-of", title: s.effects_of }, s.effects_of.split(",")[0]) /* of which run: its tooltip */,
     s.card && button({ class: "eet-soft eet-card-opener", key: "opener", "aria-expanded": String(!!ui.local.open),
       onclick: () => open(!ui.local.open, ui) }, `${s.card.knobs.length ? "Knobs of" : "About"} ${s.card.title}`)),
@@ -47,7 +47,7 @@ function row(t, here, axis, s, ui) {
   const toggle = button({ class: "eet-switch-dot", role: "switch", "aria-checked": String(t.on), "aria-label": t.title,
     "data-name": t.name, tabIndex: here ? 0 : -1, enabled: !locked, title: t.blocked || `${t.title}: ${t.on ? "on" : "off"}`,
     onclick: () => ui.send("toggle", { name: t.name, on: !t.on }) });
-  const title = h("button", { class: "eet-tech-title", type: "button", tabIndex: -1, title: t.summary,
+  const title = h("button", { class: "eet-tech-title", type: "button", tabIndex: -1, title: `${t.summary}\n${t.numerics.text}: ${t.numerics.tip}`,
     "aria-current": here ? "true" : null, onclick: () => { select(t.name, ui); open(true, ui); } }, t.title);
   const numerics = h("span", { class: `eet-numerics eet-is-${t.numerics.kind}`, title: t.numerics.tip }, t.numerics.text);
   return h("li", { key: t.name, class: `eet-tech ${here ? "eet-here" : ""} ${locked && t.blocked ? "eet-blocked" : ""}` },
@@ -55,8 +55,8 @@ function row(t, here, axis, s, ui) {
 }
 
 function effect(t, axis) {
-  if (t.blocked) return h("span", { class: "eet-effect-words", key: "words", title: t.blocked }, t.blocked_short);
-  if (!t.effect) return h("span", { class: "eet-effect-words", key: "words", title: t.needs || null }, t.needs);
+  const words = t.blocked ? t.blocked_short : t.lacks ? t.needs : t.needs && "needs ✓";
+  if (t.blocked || !t.effect) return h("span", { class: `eet-effect-words ${t.lacks ? "eet-is-warn" : ""}`, key: "words", title: t.blocked || t.needs || null }, words);
   const { text, kind, share, tip, detail } = t.effect;
   const left = axis.zero + Math.min(share, 0) / axis.span, width = Math.abs(share) / axis.span;
   return h("span", { class: `eet-effect eet-is-${kind}`, key: "effect", title: tip },
