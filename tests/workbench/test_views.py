@@ -327,8 +327,8 @@ def test_a_kernel_that_is_gone_is_told_and_results_stay(opened: Open) -> None:
     states = page_states.compared()
     page = opened(states)
     page.evaluate("gone()")
-    assert page.locator("[role=alert]").count() == 1 and GONE in page.locator("[role=alert]").inner_text()
     page.wait_for_selector("text=The kernel was restarted")
+    assert page.locator("[role=alert]").count() == 1 and GONE in page.locator("[role=alert]").inner_text()
     assert page.locator(".eet-view :is(button, input, select, textarea):enabled").count() == 0
     assert page.get_by_text(states["answer"]["tiles"][0]["change"]["text"]).first.is_visible()
     assert page.locator("text=compare 1").first.is_visible()
