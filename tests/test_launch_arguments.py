@@ -76,12 +76,20 @@ def test_every_launch_has_the_arguments_that_its_launcher_takes(case, dtype, on_
     assert ("eet_stream_attention" in launched) == streams
 
 
-@pytest.mark.parametrize("page", [0, 16])
-@pytest.mark.parametrize(("rows", "longest", "name"), [(67, 2049, "balanced"), (66, 2049, "stream"), (67, 2048, "stream")])
-def test_rows_share_blocks_where_many_may_be_long(rows, longest, name, page, launched, monkeypatch):
+@pytest.mark.parametrize(
+    ("rows", "D", "longest", "name"),
+    [
+        (67, 64, 2049, "balanced"),
+        (66, 64, 2049, "stream"),
+        (67, 64, 2048, "stream"),
+        (67, 128, 4097, "balanced"),
+        (67, 128, 4096, "decode"),
+    ],
+)
+def test_rows_share_blocks_where_many_may_be_long(rows, D, longest, name, launched, monkeypatch):
     module = import_module("eet_lab.ops.cuda.attention")
     monkeypatch.setattr(module, "_is_hopper", lambda device: True)
-    shape = AttentionShape((longest, *(1,) * (rows - 1)), 2, 2, 64, decode=True, page=page)
+    shape = AttentionShape((longest, *(1,) * (rows - 1)), 2, 2, D, decode=True, page=16)
     cuda.attention(*shape.inputs("cpu", torch.float16, 0), empty=fresh)
     assert launched == [f"eet_{name}_attention"]
 

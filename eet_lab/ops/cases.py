@@ -253,8 +253,9 @@ def _decode(masked: bool) -> Case:
         shapes += [decode((700, 1, 333), 12, 1, 64, window=257, page=page)]
         shapes += [decode((600, 290, 1), 8, 2, 128, window=288, page=page, rope=True)]
     # Rows that share blocks: one is long among short ones, in the first shapes on small GPUs alone.
-    shapes += [decode((*range(1, 30, 3), 2060), 4, 1, D, rope=True, page=16) for D in (64, 128)]
-    shapes += [decode((2100, *range(1, 150, 9)), 16, 8, D, rope=True, page=page) for D in (64, 128) for page in (0, 64)]
+    for longest, D in ((2100, 64), (4200, 128)):
+        shapes += [decode((*range(1, 30, 3), longest), 4, 1, D, rope=True, page=16)]
+        shapes += [decode((longest, *range(1, 150, 9)), 16, 8, D, rope=True, page=page) for page in (0, 64)]
     return Case("decode_attention", "attention", tuple(shapes), tuple(bench))
 
 

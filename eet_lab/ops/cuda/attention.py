@@ -27,7 +27,7 @@ class Split(NamedTuple):
     streams: bool  # through shared memory, which needs Hopper and a head dim of STREAM_DIMS; else into registers
     blocks: int = 0  # of a cluster: 1, 2, 4 or 8; more than one needs Hopper
     warps: int = 0  # of a block, if not `streams`: 4 or 8, with `blocks`
-    balanced: bool = False  # if `streams`: clusters of eight rows divide the keys of all of them, without `blocks`
+    balanced: bool = False  # if `streams`: eight blocks share eight rows, without `blocks`
 
 
 STREAM_DIMS = (64, 128)
@@ -37,6 +37,7 @@ STREAM_COLUMNS = 256  # fewer are read into registers at once
 STREAM_ALONE = 2048  # the same for one or two rows: `persistent_layers` leaves a stream no room to begin early
 STREAM_MOST = 2048  # columns at most, where a multiprocessor has more than one block
 BALANCED_ROWS = 8  # of a cluster
+BALANCED_COLUMNS = {64: 2048, 128: 4096}  # by head dim: of more, rows of equal lengths lose little (LOG)
 CLUSTERS = (1, 2, 4, 8)  # blocks of a cluster
 WARPS = (4, 8)  # of a block that reads into registers
 MOST_STRIDE = 2**31 - 1  # numbers from row to row, and head to head, that decode attention counts in an int
@@ -190,7 +191,7 @@ def _decode(cached: _Cached, turned: dict[str, Any], split: Split | None, depend
     B, H, G, D, seen = len(qkv), how["H"], how["G"], how["D"], window or K
     can_stream = cached.can_stream and D in STREAM_DIMS and _is_hopper(qkv.device.index)
     if split is None:
-        balanced = can_stream and _balances(B, G, seen)
+        balanced = can_stream and _balances(B, G, D, seen)
         split = Split(balanced or (can_stream and _streams(B, H, G, seen)), balanced=balanced)
     if split.streams and not can_stream:
         raise KernelError(
@@ -325,9 +326,9 @@ def _streams(B: int, H: int, G: int, K: int) -> bool:
     return fewest < K and (K <= STREAM_MOST or jobs <= gpu().num_blocks)
 
 
-def _balances(B: int, G: int, K: int) -> bool:
+def _balances(B: int, G: int, D: int, K: int) -> bool:
     """Whether rows share blocks: one that is long among short ones would be all that a step waits for (LOG)."""
-    return B >= BALANCED_ROWS and K > STREAM_MOST and B * G > gpu().num_blocks
+    return B >= BALANCED_ROWS and BALANCED_COLUMNS[D] < K and gpu().num_blocks < B * G
 
 
 def _takes_hopper(qkv: Tensor, head_dim: int) -> bool:
@@ -360,8 +361,8 @@ def _check_decode(keys: Tensor, split: Split | None) -> None:
     if not allowed:
         raise KernelError(
             f"{split} has {split.blocks} blocks and {split.warps} warps, but a cluster has 1, 2, 4 or 8 blocks, of 4 "
-            "or 8 warps; with `streams`, leave `warps` at 0; with `balanced`, name `streams` and neither of both. Leave "
-            "all out, and the launcher chooses."
+            "or 8 warps; with `streams`, leave `warps` at 0, and with `balanced` name `streams` alone. Leave all out, and "
+            "the launcher chooses."
         )
 
 
