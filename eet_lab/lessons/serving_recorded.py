@@ -77,15 +77,14 @@ def _documents() -> tuple[Any, ...]:
         ),
         _beside(by_chunk, [f"{title} {p}" for title in TIMES for p in ("p50", "p95", "p99")]),
         "Where one prompt of 200 is a document, a request that arrives meanwhile waits until the whole document is "
-        "read, or, with chunks, only until the current chunk is: of 100 first tokens 95 come within "
-        f"{brief(whole['p95'])} ms, or {brief(chunked['p95'])}. The slowest of 100 comes later with chunks "
-        f"({brief(chunked['p99'])} ms instead of {brief(whole['p99'])}): it is often a document itself, which then "
-        "takes 16 passes.",
-        f"The simulator does not foresee that. Its TTFT p99 is {_off(of_chunked, 'TTFT p99')} off with chunks and "
-        f"{_off(of_whole, 'TTFT p99')} without, its time per token p99 {_off(of_chunked, 'time per token p99')} and "
-        f"{_off(of_whole, 'time per token p99')}. Its cost table leaves out what is special here: each chunk of a "
-        "document attends to all chunks before it, and a decode step takes about twice as long while one row has 8,000 "
-        "columns. So trust it for lengths that are alike, and measure where a few are far longer.",
+        "read, or, with chunks, only until the current chunk is. Few requests meet one here, so it hardly shows: of "
+        f"100 first tokens 95 come within {brief(whole['p95'])} ms, or {brief(chunked['p95'])}. The slowest of 100 "
+        f"comes later with chunks ({brief(chunked['p99'])} ms instead of {brief(whole['p99'])}): it is often a "
+        "document itself, which then takes 16 passes.",
+        f"The simulator does not foresee that: with chunks its TTFT p99 is {_off(of_chunked, 'TTFT p99')} off, and its "
+        f"time per token p99 {_off(of_chunked, 'time per token p99')}; where prompts are read at once, "
+        f"{_off(of_whole, 'TTFT p99')} and {_off(of_whole, 'time per token p99')}. Its cost table leaves out that each "
+        "chunk of a document attends to all chunks before it. So measure where long prompts are read in chunks.",
     )
 
 

@@ -361,8 +361,8 @@ def _check_decode(keys: Tensor, split: Split | None) -> None:
     if not allowed:
         raise KernelError(
             f"{split} has {split.blocks} blocks and {split.warps} warps, but a cluster has 1, 2, 4 or 8 blocks, of 4 "
-            "or 8 warps; with `streams`, leave `warps` at 0, and with `balanced` name `streams` alone. Leave all out, and "
-            "the launcher chooses."
+            "or 8 warps; with `streams`, leave `warps` at 0, and with `balanced` name `streams` alone. Leave all out, "
+            "and the launcher chooses."
         )
 
 
