@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel
 
     from eet_lab.models import Model
+
+# jsonschema does without, as in `eet_lab.lab.child`: its grammar of addresses takes 2 s, and no notebook has one.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 CHROMIUM = os.environ.get("EET_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 

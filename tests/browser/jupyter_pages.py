@@ -17,6 +17,10 @@ from typing import Any
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 CONFIG = NOTEBOOKS.parent / "eet_lab" / "lab" / "config"
+LEAN = """import runpy, sys
+sys.modules["rfc3987_syntax"] = None
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)"""
+"""Runs a module without what `eet_lab.lab.child` does without."""
 
 
 class Server:
@@ -32,7 +36,7 @@ class Server:
         env = {**os.environ, **folders, "HOME": str(home), "IPYTHONDIR": str(home / "ipython"), "OMP_NUM_THREADS": "1"}
         env["JUPYTER_CONFIG_PATH"] = str(CONFIG)  # as `eet-lab lab` has it
         env |= kernels | {"JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"), "JUPYTER_TOKEN": self.token}
-        command = [sys.executable, "-m", *app, "--no-browser", f"--port={self.port}"]
+        command = [sys.executable, "-c", LEAN, *app, "--no-browser", f"--port={self.port}"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, cwd=root, env=env, stdout=log, stderr=log, start_new_session=True)
         self._wait_for(f"{self.base}{ready}?token={self.token}")
