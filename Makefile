@@ -14,13 +14,14 @@
 # WORKERS tests so many files at a time:  make test WORKERS=0   one after the other, in twice the time of 2
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-gpu test-ray test-oldest lint doctor media clean chromium oldest collected
+.PHONY: help lab test test-gpu test-ray test-oldest lint doctor media clean installed chromium compiled oldest collected
 
 PYTHON ?=
 WORKERS ?= 2
 ARGS ?=
 BIN := .venv/bin
-SETUP = python=$$(PYTHON="$(PYTHON)" sh tools/find_python.sh) && "$$python" tools/setup_env.py --extra app --extra optimal --extra serve
+FIND_PYTHON = python=$$(PYTHON="$(PYTHON)" sh tools/find_python.sh)
+SETUP = $(FIND_PYTHON) && "$$python" tools/setup_env.py --extra app --extra optimal --extra serve
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -43,12 +44,19 @@ lint:
 test: export PIP_COMPILE := 0
 test: export PYTHONDONTWRITEBYTECODE :=
 test:
-	@$(SETUP) --extra test
-	@$(MAKE) --no-print-directory --jobs 4 chromium oldest collected lint
+	@$(MAKE) --no-print-directory --jobs 3 chromium compiled installed
+	@$(MAKE) --no-print-directory --jobs 3 oldest collected lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+installed:
+	@$(SETUP) --extra test
+
 chromium:
-	@$(BIN)/python tools/chromium.py
+	@$(FIND_PYTHON) && "$$python" tools/chromium.py
+
+# What tests read of kernels' machine code takes a core a minute and a half: the one that pip has no use for.
+compiled:
+	@$(FIND_PYTHON) && PYTHONPATH="$$PWD" nice -n 19 "$$python" tests/machine_code.py
 
 oldest:
 	@$(BIN)/python tools/oldest.py
@@ -66,7 +74,7 @@ test-ray:
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serving/test_replicas.py tests/serving/test_ray_cluster.py tests/test_ray_train.py $(ARGS)
 
 test-oldest:
-	@python=$$(PYTHON="$(PYTHON)" sh tools/find_python.sh) && "$$python" tools/oldest.py --all $(ARGS)
+	@$(FIND_PYTHON) && "$$python" tools/oldest.py --all $(ARGS)
 
 media:
 	@$(SETUP) --extra dev

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from machine_code import MACHINE_CODE
 from test_native import needs_nvcc
 
 from eet_lab.errors import KernelBuildError
@@ -16,9 +17,6 @@ from eet_lab.ops.native.build import FLAGS, source
 from eet_lab.ops.native.launchers import signatures
 from eet_lab.paths import csrc_dir
 
-MACHINE_CODE = ("-fatbin", "-Xptxas=--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error")
-"""And nothing else: the compiler of kernels reads launchers too, and finds their errors. To compile and link them for
-the host takes a quarter of the time, and `host_code` does so with some."""
 COMPILED = Path(__file__).with_name("compiled_without_spills.txt")
 HALF = "    case kFloat16: return launch(__half());\n"
 WIDE = """

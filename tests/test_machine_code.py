@@ -16,22 +16,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from test_compiled_kernels import MACHINE_CODE
+from machine_code import RINGS, SMALL, machine_code
 
-from eet_lab.ops import native
 from eet_lab.ops.native import toolchain
 
-RINGS = (
-    "linear",
-    "vector_linear",
-    "register_linear",
-    "wgmma_linear",
-    "vector_layer",
-    "int8_linear",
-    "stream_attention",
-    "balanced_attention",
-    "hopper_attention",
-)
 INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,5})\*/\s+(.*?);\s+/\* 0x[0-9a-f]{16} \*/")
 CONTROL = re.compile(r"/\* (0x[0-9a-f]{16}) \*/")
 
@@ -81,17 +69,14 @@ def reads_machine_code() -> None:
 @pytest.fixture(scope="module")
 def libraries() -> dict[str, Path]:
     """Machine code of all at once, as `test_compiled_kernels` has it made too: warnings leave this as it is."""
-    return native.build(list(RINGS), arch="90a", extra_flags=MACHINE_CODE)
+    return machine_code(RINGS)
 
 
 @pytest.mark.timeout(600)
 def test_several_cores_assemble_what_one_does(monkeypatch):
-    def built() -> Path:
-        return native.build(["append"], arch="90a", extra_flags=MACHINE_CODE)["append"]
-
-    together = built()
+    together = machine_code((SMALL,))[SMALL]
     monkeypatch.setattr(toolchain, "parallel", lambda nvcc: ())
-    alone = built()
+    alone = machine_code((SMALL,))[SMALL]
     assert alone != together
     assert (found := list(instructions(alone))) and found == list(instructions(together))
 

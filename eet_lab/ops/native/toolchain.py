@@ -12,11 +12,13 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from eet_lab import limits
 from eet_lab.errors import KernelBuildError
+
+if TYPE_CHECKING:  # kernels can be built where there is no torch, and before there is
+    import torch
 
 NVCC_REMEDY = "Install it: pip install 'eet-lab[cuda]', or NVIDIA's CUDA toolkit; then set CUDA_HOME or PATH."
 
@@ -104,6 +106,8 @@ def host_compiler() -> Path:
 
 def capability() -> tuple[int, int] | None:
     """The compute capability of the current GPU; None without one."""
+    import torch
+
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 
 
@@ -117,6 +121,8 @@ def architecture() -> str:
 
 def available(device: torch.device | str) -> str | None:
     """None when CUDA kernels can be built and run on `device`, else the reason why not and what to do."""
+    import torch
+
     device = torch.device(device)
     if device.type != "cuda":
         return f"CUDA kernels need an NVIDIA GPU; the device is {device.type!r}."
