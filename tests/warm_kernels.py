@@ -56,8 +56,10 @@ def serve(door: str) -> None:
     import signal
 
     sys.path.pop(0)  # the folder of this file
+    sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # as in conftest.py
     import ipykernel.kernelapp  # noqa: F401
     import ipywidgets  # noqa: F401
+    import nbformat  # noqa: F401  # a first figure looks for it
 
     import eet_lab.lessons
     import eet_lab.workbench
