@@ -45,7 +45,7 @@ struct Division {
     if (lane < kRows) begin[lane] = first, newest[lane] = last, start[lane] = before;
     if (lane == 0) start[kRows] = all, from[0] = 0, from[kBlocks] = all;
 #pragma unroll
-    for (int i = 1; i < kBlocks; ++i) {  // blocks without a stage are the last ones, so that a row's follow each other
+    for (int i = 1; i < kBlocks; ++i) {  // no block without a stage lies within a row, so its readers follow each other
       const int share = all < kBlocks ? min(i, all) : i * all / kBlocks;
       const unsigned near = __ballot_sync(kWholeWarp, is_row && abs(before - share) <= kSlack);
       const int at = __shfl_sync(kWholeWarp, before, near ? __ffs(near) - 1 : 0);
@@ -118,7 +118,8 @@ struct Mailbox {
 //          a row is what stream_attention.cu does: grid (parts * 8, G, B / 8)
 // Traffic  2*D numbers a key and KV head, once; q, k, v and out are small
 // Needs    sm_90; D 64 or 128; one token a row; bounds are read on the device
-// Numerics scores, softmax and sums in fp32; weights are rounded to T for the tensor cores
+// Numerics scores, softmax and sums in fp32; weights are rounded to T for the tensor cores. The lengths of its eight rows
+//          decide where a row is divided, and so the order of its sums
 // Source   ours; sharing of keys as in Sanovar et al. 2024, LeanAttention, but within clusters, which need no workspace
 template <typename T, int kDim, bool kPaged, bool kRotates>
 __global__ void __launch_bounds__(kWarps * 32 + 32, kResident<kDim>)
@@ -154,10 +155,8 @@ __global__ void __launch_bounds__(kWarps * 32 + 32, kResident<kDim>)
   const auto num_slots = [&](int2 readers) { return (chunks - (rank - readers.x) + readers.y - 1) / readers.y; };
   const auto opened = [&](int row, bool later) {
     const int2 readers = division.readers(row);
-    const int slots = readers.y > 1 ? num_slots(readers) : 0;
-    if (threadIdx.x == 0) {
-      eet::open_mailbox(counters + later, readers.y * slots * int(sizeof(float4) + sizeof(float2)));
-    }
+    const int bytes = readers.y * num_slots(readers) * int(sizeof(float4) + sizeof(float2));
+    if (threadIdx.x == 0) eet::open_mailbox(counters + later, bytes);
   };
   if (rows.x < rows.y) opened(rows.x, false);
   if (rows.x + 1 < rows.y) opened(rows.y - 1, true);
@@ -188,7 +187,7 @@ __global__ void __launch_bounds__(kWarps * 32 + 32, kResident<kDim>)
   eet::cluster_wait();
   for (int r = rows.x; r < rows.y; ++r) {
     const eet::Tiles tiles = division.part(r, rank, Stage::kKeys);
-    
+
     if (r > rows.x) {
       eet::barrier(1, kReaders);  // all are done with what the row before has left here
       prepare(r);

@@ -77,19 +77,20 @@ def test_every_launch_has_the_arguments_that_its_launcher_takes(case, dtype, on_
 
 
 @pytest.mark.parametrize(
-    ("rows", "D", "longest", "name"),
+    ("rows", "heads", "longest", "name"),
     [
-        (67, 64, 2049, "balanced"),
-        (66, 64, 2049, "stream"),
-        (67, 64, 2048, "stream"),
-        (67, 128, 4097, "balanced"),
-        (67, 128, 4096, "decode"),
+        (67, (2, 2, 64), 2049, "balanced"),
+        (66, (2, 2, 64), 2049, "stream"),
+        (67, (2, 2, 64), 2048, "stream"),
+        (67, (2, 2, 128), 4097, "balanced"),
+        (67, (2, 2, 128), 4096, "decode"),
+        (45, (24, 1, 64), 2049, "balanced"),  # a KV head's queries take three blocks
     ],
 )
-def test_rows_share_blocks_where_many_may_be_long(rows, D, longest, name, launched, monkeypatch):
+def test_rows_share_blocks_where_many_may_be_long(rows, heads, longest, name, launched, monkeypatch):
     module = import_module("eet_lab.ops.cuda.attention")
     monkeypatch.setattr(module, "_is_hopper", lambda device: True)
-    shape = AttentionShape((longest, *(1,) * (rows - 1)), 2, 2, D, decode=True, page=16)
+    shape = AttentionShape((longest, *(1,) * (rows - 1)), *heads, decode=True, page=16)
     cuda.attention(*shape.inputs("cpu", torch.float16, 0), empty=fresh)
     assert launched == [f"eet_{name}_attention"]
 

@@ -138,6 +138,7 @@ struct RowReader {
     for (int i = 0; i < kDim / 32; ++i) {
       if (lane < 4) newest_chunks[i * 4 + t] = key[i];
     }
+    __syncwarp();
   }
 
   // By one warp: the newest key and its value take their place in the stage, and one block of the row's in the cache.

@@ -40,7 +40,7 @@ DIVIDED += [
     for heads in ((20, 1, 64), (4, 2, 128))
     for page in (0, 32)
 ]
-MANY = (3000, *range(1, 160, 10)), (900, 1, 1, 1, 1, 1, 1, 1, 1, 400), (257,) * 19, (1, 2500, 1300, 1, 700)
+MANY = (3000, *range(1, 160, 10)), (900, 1, 1, 1, 1, 1, 1, 1, 1, 400), (257,) * 19, (1, 2500, 1300, 1, 700), (5,) * 8
 DIVIDED += [AttentionShape(rows, *heads, decode=True) for rows in MANY for heads in ((8, 2, 64), (4, 2, 128))]
 DIVIDED += [
     AttentionShape(rows, 4, 2, D, decode=True, rope=True, page=64, window=window)

@@ -191,7 +191,7 @@ def _decode(cached: _Cached, turned: dict[str, Any], split: Split | None, depend
     B, H, G, D, seen = len(qkv), how["H"], how["G"], how["D"], window or K
     can_stream = cached.can_stream and D in STREAM_DIMS and _is_hopper(qkv.device.index)
     if split is None:
-        balanced = can_stream and _balances(B, G, D, seen)
+        balanced = can_stream and _balances(B, H, G, D, seen)
         split = Split(balanced or (can_stream and _streams(B, H, G, seen)), balanced=balanced)
     if split.streams and not can_stream:
         raise KernelError(
@@ -321,14 +321,21 @@ def _streams(B: int, H: int, G: int, K: int) -> bool:
 
     By shapes alone, so that techniques that promise the same bits do not change them.
     """
-    jobs = B * G * -(-(H // G) // STREAM_HEADS)
     fewest = STREAM_COLUMNS if B > 2 else STREAM_ALONE
-    return fewest < K and (K <= STREAM_MOST or jobs <= gpu().num_blocks)
+    return fewest < K and (K <= STREAM_MOST or _jobs(B, H, G) <= gpu().num_blocks)
 
 
-def _balances(B: int, G: int, D: int, K: int) -> bool:
-    """Whether rows share blocks: one that is long among short ones would be all that a step waits for (LOG)."""
-    return B >= BALANCED_ROWS and BALANCED_COLUMNS[D] < K and gpu().num_blocks < B * G
+def _balances(B: int, H: int, G: int, D: int, K: int) -> bool:
+    """Whether rows share blocks: one that is long among short ones would be all that a step waits for (LOG).
+
+    Then the lengths of a row's neighbours decide the order of its sums, too.
+    """
+    return B >= BALANCED_ROWS and K > BALANCED_COLUMNS[D] and _jobs(B, H, G) > gpu().num_blocks  # noqa: SIM300
+
+
+def _jobs(B: int, H: int, G: int) -> int:
+    """Blocks that read a whole row and KV head."""
+    return B * G * -(-(H // G) // STREAM_HEADS)
 
 
 def _takes_hopper(qkv: Tensor, head_dim: int) -> bool:
