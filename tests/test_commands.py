@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+from contextlib import contextmanager
 
 import pytest
 from conftest import make_gpt2
@@ -315,6 +316,44 @@ def test_progress_off_a_terminal_is_lines(capsys):
     line(2, 3, "timing")
     line.clear()
     assert capsys.readouterr().err == "[1/3] warming up\n[2/3] timing\n"
+
+
+@contextmanager
+def on_a_terminal(monkeypatch):
+    """Both streams are one; what it was sent until now."""
+    controller, its = os.openpty()
+    os.set_blocking(controller, False)
+    with open(its, "w") as stream, open(controller, "rb", buffering=0) as shown:
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(f"sys.{name}", stream)
+        yield lambda: (shown.read(4096) or b"").decode()
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_a_terminal_keeps_the_text_and_loses_the_progress(is_built, monkeypatch):
+    def prepare(self, progress=None, cancel=None):
+        if is_built and progress:
+            progress(1, 3, "attention.cu")
+
+    monkeypatch.setattr(Engine, "prepare", prepare)
+    with on_a_terminal(monkeypatch) as shown:
+        assert main(["generate", "Return a list of", "--recipe", "baseline", "--device", "cpu", *SHORT]) == 0
+        before, prompt, text = shown().partition("\x1b[1mReturn a list of\x1b[0m")
+    assert prompt and "\x1b[K" not in text, "or the text is gone"
+    assert before == ("\r\x1b[K[1/3] attention.cu\r\x1b[K" if is_built else "")
+
+
+def test_a_server_that_is_up_has_no_progress_on_its_terminal(monkeypatch):
+    def run_server(server, started):
+        started()
+        server.service.worker.progress(1, 3, "attention.cu")
+        server._set_up()
+        assert shown().endswith("[1/3] attention.cu\r\x1b[K"), "cleared once it is up"
+        server._socket.close()
+
+    monkeypatch.setattr("eet_lab.serving.handle.run_server", run_server)
+    with on_a_terminal(monkeypatch) as shown:
+        assert main(["serve", "--port", "0", "--device", "cpu"]) == 0
 
 
 def test_a_table_names_recipes_in_the_fewest_words():

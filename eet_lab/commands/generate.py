@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate and print; 130 when stopped."""
+    from eet_lab.engine.generation import StepEvent
     from eet_lab.models.seq2seq import Seq2Seq
     from eet_lab.models.transcript import ended_by
     from eet_lab.texts import generate
@@ -58,12 +59,17 @@ def run(args: argparse.Namespace) -> int:
     ends = () if args.ignore_eos else model.config.ends
     printer = Printer(args.prompts, ended_by(ends, model.decode), isinstance(model.network, Seq2Seq))
     with followed() as (line, stop):
+
+        def on_step(event: StepEvent) -> None:
+            line.clear()  # now: later the text would stand there
+            printer.on_step(event)
+
         output = generate(
             model,
             args.prompts,
             args.recipe,
             stop_at_eos=not args.ignore_eos,
-            on_step=printer.on_step,
+            on_step=on_step,
             progress=line,
             cancel=stop,
             **settings(args),

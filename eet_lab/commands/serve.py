@@ -123,9 +123,14 @@ def _serve_here(args: argparse.Namespace, options: dict[str, Any]) -> None:
         from eet_lab.serving.handle import run_server, serving
 
     model = load(args.model, device=args.device, dtype=args.dtype)
-    server, url = serving(model, args.recipe, args.host, args.port, options, args.front, ProgressLine())
-    line = f"Serving {model.name} ({server.service.card.recipe}) on {url}; Ctrl+C ends it."
-    run_server(server, started=lambda: print(line, flush=True))
+    line = ProgressLine()
+    server, url = serving(model, args.recipe, args.host, args.port, options, args.front, line)
+    server.told_up = line.clear
+    said = f"Serving {model.name} ({server.service.card.recipe}) on {url}; Ctrl+C ends it."
+    try:
+        run_server(server, started=lambda: print(said, flush=True))
+    finally:
+        line.clear()  # where it ends before it is up
 
 
 def _serve_replicas(args: argparse.Namespace, options: dict[str, Any]) -> None:

@@ -86,6 +86,7 @@ class ProgressLine:
         print(f"\r\x1b[K{line}" if self._live else line, end="" if self._live else "\n", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Leave the terminal's line empty."""
-        if self._live:
+        """Leave the terminal's line empty, if progress stands there: else it would be somebody else's."""
+        if self._live and self._last is not None:
+            self._last = None
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from eet_lab.collector import freeze_heap
@@ -36,6 +37,8 @@ class Lifecycle(ABC):
     def __init__(self) -> None:
         self.is_up = threading.Event()
         """Whether requests are answered."""
+        self.told_up: Callable[[], None] = lambda: None
+        """Called on the server's loop once requests are answered."""
         self.has_process = False
         """Whether the process is here for it alone."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -72,6 +75,7 @@ class Lifecycle(ABC):
         if self.has_process:
             freeze_heap()
         self.is_up.set()
+        self.told_up()
 
     def drain_on_signals(self) -> None:
         """SIGTERM and Ctrl+C drain; on the main thread's loop."""
