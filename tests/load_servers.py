@@ -9,6 +9,29 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from eet_lab.scheduling.traffic import Traffic
+
+
+def due(*seconds: float, new_tokens: int = 3) -> Traffic:
+    """Requests of five tokens at these times."""
+    count = len(seconds)
+    return Traffic(np.array(seconds) * 1e3, np.full(count, 5), np.full(count, new_tokens), "made up")
+
+
+async def say_three(asked, first_s=0.0, between_s=0.0, usage=True):
+    asked.stream()
+    await asyncio.sleep(first_s)
+    asked.text("a")
+    for text in ("b", "c"):
+        await asyncio.sleep(between_s)
+        asked.text(text)
+    if usage:
+        asked.event({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 3}})
+    asked.finish()
+
+
 MODELS = {"data": [{"id": "made-up", "vocab_size": 50}, {"id": "small", "vocab_size": 7}, {"id": "untold"}]}
 
 

@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import math
 import socket
 import threading
 import time
-from queue import SimpleQueue
 
 import numpy as np
 import pytest
-from load_servers import serving
+from load_servers import due, say_three, serving
 
 from eet_lab.cli import main
-from eet_lab.errors import Cancelled, SetupError, TrafficError
-from eet_lab.scheduling.traffic import Gamma, Traffic, Uniform, make_traffic
+from eet_lab.errors import SetupError, TrafficError
+from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
 from eet_lab.serving.load import Target, run_load, start_load
-from eet_lab.serving.load.apart import _listen
-
-
-def due(*seconds: float, new_tokens: int = 3) -> Traffic:
-    """Requests of five tokens at these times."""
-    count = len(seconds)
-    return Traffic(np.array(seconds) * 1e3, np.full(count, 5), np.full(count, new_tokens), "made up")
-
-
-async def say_three(asked, first_s=0.0, between_s=0.0, usage=True):
-    asked.stream()
-    await asyncio.sleep(first_s)
-    asked.text("a")
-    for text in ("b", "c"):
-        await asyncio.sleep(between_s)
-        asked.text(text)
-    if usage:
-        asked.event({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 3}})
-    asked.finish()
 
 
 def test_times_count_from_when_a_request_was_due():
@@ -278,31 +257,6 @@ def test_seeds_repeat():
     assert all(50 < max(tokens) < 1000 for tokens in wide), "what is not told"
 
 
-def test_a_process_of_its_own_finds_the_same():
-    told = []
-    with serving(lambda asked: say_three(asked, 0.1)) as url:
-        loading = start_load(url, due(0.0, 0.1), keep_text=True)
-        assert not loading.done and "load" in repr(loading)
-        found = loading.result(60)
-        run_load(url, due(0.0, 0.7), apart=True, progress=lambda *progress: told.append(progress))
-    assert found.counts["answered"] == 2 and found.texts == ("abc", "abc") and np.all(found.ttft_ms > 95)
-    assert loading.done and "2 answered" in repr(loading) and told
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_stop(apart):
-    async def never(asked):
-        await asyncio.sleep(30)
-
-    with serving(never) as url:
-        loading = start_load(url, due(0.0, 60.0), apart=apart)
-        time.sleep(0.3)
-        loading.cancel()
-        with pytest.raises(Cancelled):
-            loading.result(10)
-    assert "stopped" in repr(loading)
-
-
 def test_where_no_server_is():
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -356,10 +310,3 @@ def test_the_command(tmp_path, capsys):
     assert main(["load", "--endpoint", "embeddings", "--new-tokens", "9"]) == 2
     assert "--new-tokens is for answers" in capsys.readouterr().err
     assert main(["load", "--api-key-file", str(tmp_path / "none")]) == 2
-
-
-@pytest.mark.parametrize("words", [b"", b"Hello", b"Info: x\n", b"cno.module\nname\n."])
-def test_a_process_that_says_what_is_no_answer_is_not_waited_for(words):
-    said = SimpleQueue()
-    _listen(io.BytesIO(words), said)
-    assert said.get_nowait() is None

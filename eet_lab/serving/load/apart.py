@@ -23,7 +23,10 @@ LOOK_S = 0.05
 def run_apart(job: Job, progress: Progress | None = None, cancel: Cancel | None = None) -> Loaded:
     """Run a job in a child. Errors: those of the job; SetupError for a child that ends without a word."""
     command = [sys.executable, "-c", "from eet_lab.serving.load.apart import main; main()"]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=PACKAGE.parent)
+    # In a session of its own: a notebook's Stop interrupts its whole group, and not only the cell that runs.
+    child = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=PACKAGE.parent, start_new_session=True
+    )
     assert child.stdin is not None and child.stdout is not None
     said: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_listen, args=(child.stdout, said), daemon=True).start()

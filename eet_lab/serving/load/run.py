@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from typing import NamedTuple
 
 from eet_lab.errors import TrafficError
 from eet_lab.progress import Cancel, Progress
@@ -43,7 +44,22 @@ def run_load(
     if apart:
         return run_apart(job, progress, cancel)
     # On a thread of its own: a notebook's has a loop that runs already.
-    return Loading(lambda *_: run_here(job, progress, cancel)).result()
+    is_left = threading.Event()
+    try:
+        return Loading(lambda *_: run_here(job, progress, _Either(is_left, cancel))).result()
+    except BaseException:  # an interrupt ends what is sent, too
+        is_left.set()
+        raise
+
+
+class _Either(NamedTuple):
+    """Stops where one of them does."""
+
+    own: Cancel
+    given: Cancel | None
+
+    def is_set(self) -> bool:
+        return self.own.is_set() or (self.given is not None and self.given.is_set())
 
 
 def run_here(job: Job, progress: Progress | None = None, cancel: Cancel | None = None) -> Loaded:

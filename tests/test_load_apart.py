@@ -1,0 +1,94 @@
+"""Load that goes on beside its caller: from a process or a thread of its own, stopped, and interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import threading
+import time
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+from load_servers import due, say_three, serving
+
+from eet_lab.errors import Cancelled
+from eet_lab.serving.load import run_load, start_load
+from eet_lab.serving.load.apart import _listen
+
+
+def test_a_process_of_its_own_finds_the_same():
+    told = []
+    with serving(lambda asked: say_three(asked, 0.1)) as url:
+        loading = start_load(url, due(0.0, 0.1), keep_text=True)
+        assert not loading.done and "load" in repr(loading)
+        found = loading.result(60)
+        run_load(url, due(0.0, 0.7), apart=True, progress=lambda *progress: told.append(progress))
+    assert found.counts["answered"] == 2 and found.texts == ("abc", "abc") and np.all(found.ttft_ms > 95)
+    assert loading.done and "2 answered" in repr(loading) and told
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_stop(apart):
+    async def never(asked):
+        await asyncio.sleep(30)
+
+    with serving(never) as url:
+        loading = start_load(url, due(0.0, 60.0), apart=apart)
+        time.sleep(0.3)
+        loading.cancel()
+        with pytest.raises(Cancelled):
+            loading.result(10)
+    assert "stopped" in repr(loading)
+
+
+def test_an_interrupt_ends_what_is_sent():
+    def press() -> None:
+        came.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    came, finger = threading.Event(), threading.Thread(target=press)
+
+    async def note(asked):
+        came.set()
+        await say_three(asked)
+
+    with serving(note) as url:
+        finger.start()
+        with pytest.raises(KeyboardInterrupt):
+            run_load(url, due(0.0, 60.0))
+        finger.join()
+        for thread in threading.enumerate():
+            if thread.name == "eet-loading":
+                thread.join(2)
+                assert not thread.is_alive(), "it goes on sending"
+
+
+@pytest.fixture
+def children(monkeypatch):
+    """The processes that send."""
+    real, begun = subprocess.Popen, []
+    monkeypatch.setattr(subprocess, "Popen", lambda *words, **how: begun.append(real(*words, **how)) or begun[-1])
+    return begun
+
+
+def test_an_interrupt_of_the_group_leaves_what_runs_in_the_background(children):
+    """A notebook's Stop goes to the whole group of its kernel."""
+    with serving(say_three) as url:
+        loading = start_load(url, due(0.0, 60.0))
+        while not children:
+            time.sleep(0.01)
+        group = os.getpgid(children[0].pid)
+        loading.cancel()
+        loading.wait(10)
+    assert group != os.getpgrp()
+
+
+@pytest.mark.parametrize("words", [b"", b"Hello", b"Info: x\n", b"cno.module\nname\n."])
+def test_a_process_that_says_what_is_no_answer_is_not_waited_for(words):
+    said = SimpleQueue()
+    _listen(io.BytesIO(words), said)
+    assert said.get_nowait() is None
