@@ -279,7 +279,18 @@ def test_what_cannot_be_asked():
     for wrong in ({"endpoint": "embedings"}, {"vocab_size": 5}, {"api_key": "a\r\nb"}, {"model": ""}):
         with pytest.raises(SetupError):
             Target("http://a", **wrong)
-    for wrong in ({"timeout_s": math.nan}, {"timeout_s": 0}, {"prompts": ["a"]}, {"seed": -1}):
+    for prompt in (np.arange(4), [np.int64(3)], ["a"], [True], 5, None):
+        with pytest.raises(
+            TrafficError, match=r"prompts\[1\] is .*, but it must be a text, or a list of whole numbers"
+        ):
+            start_load("http://a", due(0.0, 1.0), prompts=["a", prompt])
+    for wrong in (
+        {"prompts": np.zeros((2, 3), int)},
+        {"timeout_s": math.nan},
+        {"timeout_s": 0},
+        {"prompts": ["a"]},
+        {"seed": -1},
+    ):
         with pytest.raises(TrafficError):
             start_load("http://a", due(0.0, 1.0), **wrong)
 

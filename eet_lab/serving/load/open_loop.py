@@ -43,7 +43,7 @@ class Job(NamedTuple):
     def requests(self, asked: AskedModel) -> Iterator[bytes]:
         """The bytes of each request, made when they are asked for."""
         drawn = self.target.prompts(self.traffic.lengths, self.seed, asked.vocab_size)
-        prompts: Iterable[Prompt] = self.prompts or drawn
+        prompts: Iterable[Prompt] = drawn if self.prompts is None else self.prompts
         for prompt, new_tokens in zip(prompts, self.traffic.new_tokens.tolist(), strict=True):
             yield self.target.request(asked.name, prompt, new_tokens)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from eet_lab.errors import TrafficError
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.traffic import Traffic
-from eet_lab.scheduling.whole import check_whole, is_real
+from eet_lab.scheduling.whole import check_whole, is_real, is_whole
 from eet_lab.serving.load.apart import run_apart
 from eet_lab.serving.load.open_loop import Job, OpenLoop
 from eet_lab.serving.load.result import Loaded
@@ -82,6 +82,11 @@ def job_of(
         raise TrafficError(f"timeout_s is {told(timeout_s)}, but it must be seconds above 0, at most {MOST_S:,.0f}.")
     if prompts is not None and len(prompts) != len(traffic):
         raise TrafficError(f"There are {len(prompts):,} prompts for {len(traffic):,} requests. Give one for each.")
+    for number, prompt in enumerate(() if prompts is None else prompts):
+        if not isinstance(prompt, str) and not (isinstance(prompt, list | tuple) and all(map(is_whole, prompt))):
+            raise TrafficError(
+                f"prompts[{number}] is {told(prompt)}, but it must be a text, or a list of whole numbers: token ids."
+            )
     check_whole(TrafficError, "seed", seed, 0, 2**63)
     return Job(target, traffic, prompts, seed, timeout_s, keep_text)
 
