@@ -9,13 +9,14 @@ import signal
 import subprocess
 import threading
 import time
+from dataclasses import replace
 from queue import SimpleQueue
 
 import numpy as np
 import pytest
 from load_servers import due, say_three, serving
 
-from eet_lab.errors import Cancelled
+from eet_lab.errors import Cancelled, SetupError
 from eet_lab.serving.load import run_load, start_load
 from eet_lab.serving.load.apart import _listen
 
@@ -26,7 +27,9 @@ def test_a_process_of_its_own_finds_the_same():
         loading = start_load(url, due(0.0, 0.1), keep_text=True)
         assert not loading.done and "load" in repr(loading)
         found = loading.result(60)
-        run_load(url, due(0.0, 0.7), apart=True, progress=lambda *progress: told.append(progress))
+        traffic = replace(due(0.0, 0.7), name="")
+        other = run_load(url, traffic, apart=True, progress=lambda *progress: told.append(progress))
+    assert other.traffic is traffic and other.report().startswith(f"2 requests, to {url}\n")
     assert found.counts["answered"] == 2 and found.texts == ("abc", "abc") and np.all(found.ttft_ms > 95)
     assert loading.done and "2 answered" in repr(loading) and told
 
@@ -89,6 +92,21 @@ def test_an_interrupt_of_the_group_leaves_what_runs_in_the_background(children):
 
 @pytest.mark.parametrize("words", [b"", b"Hello", b"Info: x\n", b"cno.module\nname\n."])
 def test_a_process_that_says_what_is_no_answer_is_not_waited_for(words):
-    said = SimpleQueue()
-    _listen(io.BytesIO(words), said)
-    assert said.get_nowait() is None
+    said, stdout = SimpleQueue(), io.BytesIO(words)
+    _listen(stdout, said)
+    assert isinstance(said.get_nowait(), Exception) if words else said.get_nowait() is None
+    assert stdout.closed
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("print('Hello', flush=True); import time; time.sleep(60)", "said what is no result, and was ended. Does"),
+        ("import sys; sys.stdin.buffer.read(); sys.exit(3)", "ended with 3 and no result. Its error is on"),
+    ],
+)
+def test_why_a_process_gave_no_result_is_told(code, says, monkeypatch):
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda words, **how: real([*words[:1], "-ISc", code], **how))
+    with pytest.raises(SetupError, match=says):
+        run_load("http://a", due(0.0), apart=True)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
@@ -18,6 +19,7 @@ from eet_lab.serving.load.open_loop import Job
 from eet_lab.serving.load.result import Loaded
 
 LOOK_S = 0.05
+CHUNK = 2**16
 
 
 def run_apart(job: Job, progress: Progress | None = None, cancel: Cancel | None = None) -> Loaded:
@@ -40,13 +42,22 @@ def run_apart(job: Job, progress: Progress | None = None, cancel: Cancel | None 
             except Empty:
                 continue
             if isinstance(found, Loaded):
-                return found
+                return replace(found, traffic=job.traffic)
             if isinstance(found, EETError):
                 raise found
             if found is None:
                 with suppress(subprocess.TimeoutExpired):
                     child.wait(1)
-                raise SetupError(f"The process that sends requests ended with {child.poll()} and no result.")
+                if child.poll() is not None:
+                    raise SetupError(
+                        f"The process that sends requests ended with {child.poll()} and no result. Its error is on the "
+                        "standard error of this process."
+                    )
+            if found is None or isinstance(found, Exception):
+                raise SetupError(
+                    "The process that sends requests said what is no result, and was ended. Does something print when "
+                    "Python starts (sitecustomize)?"
+                )
             if progress is not None:
                 progress(*found)
     except BrokenPipeError as error:
@@ -57,11 +68,15 @@ def run_apart(job: Job, progress: Progress | None = None, cancel: Cancel | None 
 
 
 def _listen(stdout: IO[bytes], said: SimpleQueue[Any]) -> None:
-    """Queue what the child says, and then None: it has ended, or says what is no answer."""
-    with suppress(Exception):
-        while True:
-            said.put(pickle.load(stdout))
-    said.put(None)
+    """Queue what the child says, and then None: it has ended; or the error of what is no answer."""
+    with stdout:
+        try:
+            while True:
+                said.put(pickle.load(stdout))
+        except Exception as error:  # noqa: BLE001  whatever a pickle that is none raises
+            said.put(None if isinstance(error, EOFError) else error)
+        while stdout.read(CHUNK):  # or the child would end for want of a reader
+            pass
 
 
 def main() -> None:
@@ -74,6 +89,7 @@ def main() -> None:
 
     gc.disable()  # its pauses would count as the server's, and this process lasts for one run
     try:
-        say(run_here(pickle.load(sys.stdin.buffer), lambda *progress: say(progress)))
+        loaded = run_here(pickle.load(sys.stdin.buffer), lambda *progress: say(progress))
+        say(replace(loaded, traffic=None))  # type: ignore[arg-type]  # whoever asked has it
     except EETError as error:
         say(error)

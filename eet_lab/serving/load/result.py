@@ -118,7 +118,8 @@ class Loaded(Latencies):
         """The same as text."""
         found = self.summary(e2e_ms, ttft_ms, tpot_ms)
         said = [f"{number:,} {name}" for name, number in self.counts.items() if number or name == "answered"]
-        lines = [f"{visible(self.traffic.name)}, to {visible(self.url)}", ""]
+        name = visible(self.traffic.name) or counted(len(self.traffic), "request")
+        lines = [f"{name}, to {visible(self.url)}", ""]
         has_tokens = bool(self.told[self._is("answered")].any())  # vectors have none, and no first one
         waits = {"TTFT ms": "ttft_ms", "TPOT ms": "tpot_ms"} if has_tokens else {}
         waits["end to end ms"] = "e2e_ms"

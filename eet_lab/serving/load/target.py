@@ -52,7 +52,7 @@ class Target:
         for name in ("model", "api_key"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value or not value.isprintable()):
-                raise SetupError(f"{name} must be a text without line breaks, or None.")
+                raise SetupError(f"{name} must be a text of one character at least, on one line, or None.")
         self.address  # noqa: B018  a wrong URL is told now
 
     @property
