@@ -67,6 +67,8 @@ class Options:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise SetupError(f"{name} is {told(value)}, but it must be a text of one character at least, or None.")
+        if self.api_key is not None and (not self.api_key.isprintable() or self.api_key != self.api_key.strip()):
+            raise SetupError("api_key must be one line, without a space at either end: no request could bring it.")
         if self.policy is not None:
             _check_policy(self.policy)
         if self.pool not in ("mean", "cls"):

@@ -373,6 +373,7 @@ def test_a_key_is_asked_for(demo):
         ({"drain_s": 10**400}, "drain_s is 1000.*, but it must be seconds above 0"),
         ({"request_s": -1}, "request_s is -1"),
         ({"api_key": ""}, "api_key is ''"),
+        *(({"api_key": key}, "^api_key must be one line, without a space at") for key in ("secret\n", " secret")),
         ({"pool": "max"}, "pool is 'max'"),
         ({"max_model_len": 1}, "max_model_len is 1"),
     ],
