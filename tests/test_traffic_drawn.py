@@ -105,16 +105,28 @@ def test_traffic_that_cannot_be(wrong):
     [
         (([], [], []), r"the shapes \(0,\), \(0,\), \(0,\), but .* at least one request"),
         (([0.0], [1, 2], [1]), "of one length"),
-        (([1.0, 0.5], [1, 1], [1, 1]), "in order"),
-        (([-1.0], [1], [1]), "from 0 on"),
-        (([float("nan")], [1], [1]), "finite"),
-        (([0.0], [0], [1]), "at least 1"),
-        (([0.0], [1], [-1]), "at least 1"),
+        (([1.0, 0.5], [1, 1], [1, 1]), r"arrival_ms\[1\] is 0.5, but .* in order"),
+        (([-1.0], [1], [1]), r"arrival_ms\[0\] is -1.0, but .* from 0 on"),
+        (([float("nan")], [1], [1]), r"arrival_ms\[0\] is nan, but .* finite"),
+        (([0.0], [0], [1]), r"lengths\[0\] is 0, but it must be a whole number from 1 to"),
+        (([0.0], [1], [-1]), r"new_tokens\[0\] is -1, but it must be a whole number from 1 to"),
+        (([0.0, 1.0], [4.0, 4.5], [1, 1]), r"lengths\[1\] is 4.5, but it must be a whole number"),
+        (([0.0, 1.0], [4, 4], [float("nan"), 1]), r"new_tokens\[0\] is nan, but it must be a whole number"),
+        (([0.0], [float("inf")], [1]), r"lengths\[0\] is inf, but it must be a whole number"),
+        (([0.0], ["4"], [1]), r"lengths is .*'4'.*, but it must be an array of numbers"),
+        (([0.0], [True], [1]), "but it must be an array of numbers"),
+        (([0.0], [[1, 2], [3]], [1]), "but it must be an array of numbers"),
     ],
 )
 def test_traffic_of_one_s_own_is_checked(columns, says):
     with pytest.raises(TrafficError, match=says):
-        Traffic(*map(np.array, columns))
+        Traffic(*columns)
+
+
+def test_lists_become_arrays_of_traffic():
+    found = Traffic([0, 1.5], [4, 4.0], (1, 2))
+    assert found.rate == pytest.approx(1e3 / 1.5) and found.lengths.tolist() == [4, 4] and found.new_tokens.sum() == 3
+    assert found.lengths.dtype == found.new_tokens.dtype == np.int64
 
 
 def trace(tmp_path, text: str | bytes):

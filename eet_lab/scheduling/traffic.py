@@ -28,7 +28,8 @@ class Traffic:
     """Requests that come whatever has become of those before (open loop), in the order of their arrival.
 
     `arrival_ms` [N] are the times from the beginning, `lengths` [N] the tokens of each prompt or text, and
-    `new_tokens` [N] those that are told; an encoder tells none, and does not look at them.
+    `new_tokens` [N] those that are told; an encoder tells none, and does not look at them. Lists become arrays.
+    Errors: TrafficError.
     """
 
     arrival_ms: np.ndarray
@@ -37,6 +38,8 @@ class Traffic:
     name: str = ""
 
     def __post_init__(self) -> None:
+        for name in ("arrival_ms", "lengths", "new_tokens"):
+            object.__setattr__(self, name, _as_numbers(name, getattr(self, name)))
         shapes = [np.shape(each) for each in (self.arrival_ms, self.lengths, self.new_tokens)]
         if len({*shapes}) != 1 or len(shapes[0]) != 1 or not shapes[0][0]:
             raise TrafficError(
@@ -44,10 +47,19 @@ class Traffic:
                 "of one length, with at least one request."
             )
         gaps = np.diff(self.arrival_ms, prepend=0.0)
-        if not (np.isfinite(gaps) & (gaps >= 0)).all():
-            raise TrafficError("Arrivals must be finite milliseconds from 0 on, and in order. Sort requests by them.")
-        if min(self.lengths.min(), self.new_tokens.min()) < 1:
-            raise TrafficError("Lengths and new tokens must be at least 1. Leave out requests of no tokens.")
+        if (at := _first(~(np.isfinite(gaps) & (gaps >= 0)))) is not None:
+            raise TrafficError(
+                f"arrival_ms[{at}] is {told(self.arrival_ms[at].item())}, but arrivals must be finite milliseconds "
+                "from 0 on, and in order. Sort requests by them."
+            )
+        for name in ("lengths", "new_tokens"):
+            values = getattr(self, name)
+            if (at := _first(~((values >= 1) & (values <= MOST) & (values == np.floor(values))))) is not None:
+                raise TrafficError(
+                    f"{name}[{at}] is {told(values[at].item())}, but it must be a whole number from 1 to {MOST:,}. "
+                    "Leave out requests of no tokens."
+                )
+            object.__setattr__(self, name, values.astype(np.int64, copy=False))
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -202,6 +214,20 @@ def _lengths_of(path: Path) -> Sequence[int]:
                 f"{MOST:,}."
             )
     return found
+
+
+def _as_numbers(name: str, values: object) -> np.ndarray:
+    try:
+        found = np.asarray(values)
+    except ValueError:  # lists within it have several lengths
+        found = np.array(None)
+    if found.dtype.kind not in "iuf":
+        raise TrafficError(f"{name} is {told(values)}, but it must be an array of numbers, one for each request.")
+    return found
+
+
+def _first(are_wrong: np.ndarray) -> int | None:
+    return int(are_wrong.argmax()) if are_wrong.any() else None
 
 
 def _check_real(name: str, value: object, low: float, high: float, what: str = "") -> None:
