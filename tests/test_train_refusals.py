@@ -18,6 +18,7 @@ from eet_lab.models import load
 from eet_lab.technique import Recipe
 from eet_lab.training import IGNORED, Example, Rows, Trainer, train
 from eet_lab.training.loss_scale import LossScale
+from eet_lab.training.settings import TrainSettings
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,7 @@ def test_tokens_outside_the_vocabulary():
         ({"momentum": 0.0, "nesterov": True}, "nesterov looks ahead"),
         ({"lr_schedule": "cosinus", "max_steps": 3}, "Did you mean 'cosine'"),
         ({"lr_schedule": "linear"}, "say at which step, max_steps"),
+        ({"betas": [0.9]}, r"betas is \[0.9\], but it must be two numbers"),
         ({"learning_rate": 0.1}, "There is no setting 'learning_rate'. Here it is 'lr'"),
         ({"gradient_accumulation_steps": 0}, "Gradients add up by themselves, .*over 'batch_tokens'"),
         ({"weight_decy": 0.1}, "Did you mean 'weight_decay'"),
@@ -101,6 +103,10 @@ def test_tokens_outside_the_vocabulary():
 def test_settings_that_cannot_be(changes, says):
     with pytest.raises(TrainingError, match=says):
         Trainer(families.ours("gpt2").network, **changes)
+
+
+def test_betas_may_be_a_list():
+    assert TrainSettings(betas=[0.9, 0.98]) == TrainSettings(betas=(0.9, 0.98))
 
 
 def test_models_and_parts_that_cannot_be_trained(tmp_path):

@@ -44,7 +44,8 @@ LOOK_S = 0.1
 class Look(NamedTuple):
     """What goes on: requests that have come and have no slot yet, those that run, and those that are done, of `total`.
 
-    `ttft_ms` and `tpot_ms` are percentiles of those that are done, as in `Latencies.percentiles`.
+    `ttft_ms` and `tpot_ms` are percentiles as in `Latencies.percentiles`: `ttft_ms` is of those whose first token was
+    told, `tpot_ms` of those that are done.
     """
 
     at_s: float

@@ -52,11 +52,10 @@ class TrainSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.betas, tuple) or len(self.betas) != 2:
-            raise TrainingError(f"betas is {told(self.betas)}, but it must be two numbers, such as (0.9, 0.999).")
         check_choice(TrainingError, "optimizer", self.optimizer, OPTIMIZERS)
         for name in OPTIMIZERS:
             PLAIN[name].check({field: getattr(self, field) for field in (*OPTIMIZERS[name], "weight_decay")})
+        object.__setattr__(self, "betas", tuple(self.betas))
         for name in ("label_smoothing", "dropout", "attention_dropout"):
             check_number(TrainingError, name, getattr(self, name), 0.0, 1.0, "from 0 to less than 1")
         if self.max_grad_norm is not None:
