@@ -19,6 +19,13 @@ def test_the_collector_waits_while_a_name_is_imported(monkeypatch):
     assert seen == [False] and gc.isenabled()
 
 
+@pytest.mark.parametrize("name", ["bench", "scheduling", "serving", "training"])
+def test_packages_that_come_when_they_are_asked_for(name):
+    """Asked as where nothing else has imported them."""
+    assert name in dir(eet_lab) and eet_lab.__getattr__(name) is sys.modules[f"eet_lab.{name}"]
+    assert eet_lab.serving.__getattr__("load") is sys.modules["eet_lab.serving.load"]
+
+
 def test_a_name_that_is_none_of_a_package():
     with pytest.raises(AttributeError, match="module 'eet_lab.models' has no attribute 'lode'"):
         getattr(eet_lab.models, "lode")  # noqa: B009
