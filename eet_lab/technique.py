@@ -16,6 +16,7 @@ from eet_lab.knobs import check_knobs, knob, read_knobs
 from eet_lab.models.config import Config
 from eet_lab.ops import native
 from eet_lab.parts import Parts, replaced
+from eet_lab.words import told
 
 __all__ = [
     "NUMERICS",
@@ -72,7 +73,8 @@ class Technique:
         with suppress(RecipeError):  # it wants other parts than the plain ones, or is broken: both are told elsewhere
             reason = applied(self, Parts()).ops_of(config.stage).unfit(config)
         if reason is None and config.stage not in self.stages:
-            reason = f"it is for {' and '.join(map(STAGES.__getitem__, self.stages))}, and this is not one of them"
+            whom = f"{' and '.join(map(STAGES.__getitem__, self.stages))}, and this is not one of them"
+            reason = f"it is for {'training alone' if is_for_training(self) else whom}"
         return reason
 
     @property
@@ -241,13 +243,17 @@ def known(name: str) -> type[Technique]:
 
 def named(text: str, device: str = "cpu", config: Config | None = None) -> tuple[Technique, ...]:
     """The techniques that words such as `Recipe.parse`'s name; whether they fit together is not looked at."""
+    if not isinstance(text, str):
+        raise RecipeError(f"A recipe is {told(text)}, but it must be words, such as 'all' or 'pre_padding'.")
     chosen: dict[str, Technique] = {}
     by_name: set[str] = set()
+    has_all = False
     for word in filter(None, (word.strip() for word in text.split(","))):
         name, *turns = word.split(":")
         if name == "baseline" and not turns:
             chosen.clear()
         elif name == "all" and not turns:
+            has_all = True
             chosen |= {t.name: t for t in everything(device, config).techniques if t.name not in chosen}
         elif name in WORDS:
             raise RecipeError(
@@ -261,6 +267,8 @@ def named(text: str, device: str = "cpu", config: Config | None = None) -> tuple
             )
         elif name.startswith("-"):
             known(name[1:])
+            if not (has_all or name[1:] in chosen):
+                raise RecipeError(f"{word!r} leaves out what is not there. Name it after all, as in all,{word}.")
             rest = [t for t in chosen.values() if t.name not in by_name]
             for gone in (name[1:], *_dependents(name[1:], rest)):
                 chosen.pop(gone, None)

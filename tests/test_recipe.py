@@ -130,6 +130,9 @@ def test_all_on_a_gpu_is_all_that_loses_nothing(monkeypatch):
     [
         ("pre_paddin", "Did you mean 'pre_padding'"),
         ("-nonsense", "no technique 'nonsense'"),
+        ("-pre_padding", "'-pre_padding' leaves out what is not there"),
+        ("pre_padding,-mask_removal", "Name it after all, as in all,-mask_removal"),
+        (5, "A recipe is 5, but it must be words"),
         ("memory_reuse:planer=first_fit", "no knob 'planer'.*Did you mean 'planner'"),
         ("memory_reuse:planner=best", "'best'.*one of greedy_by_size"),
         ("cuda_graphs:bucket=3,memory_reuse", "3.*from 16 to 4096"),
