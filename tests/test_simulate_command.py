@@ -42,6 +42,10 @@ def test_all_policies_on_one_traffic(decoder, capsys):
         assert ("Busy near 100 % (no_batching): more came" in capsys.readouterr().out) == is_told
     assert main(words) == 0
     assert capsys.readouterr().out == out, "the same seed, the same table"
+    assert main(["simulate", "--table", decoder, "--requests", "1", "--new-tokens", "5-20"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("1 request, Poisson") and "\n1 request came. Simulated" in out and "Busy near" not in out
+    assert "answers 5 to 20 tokens (uniform)" in out
 
 
 def test_an_encoder_has_no_first_token(encoder, capsys):

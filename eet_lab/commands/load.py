@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--endpoint", default="completions", help="completions (default), chat or embeddings")
     parser.add_argument("--model", metavar="NAME", help="default: the first one that the server has")
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="a file with the key that the server wants")
-    parser.add_argument("--text", action="store_true", help="prompts are words, about one a token")
+    parser.add_argument(
+        "--text", action="store_true", help="prompts are words; the tokenizer decides how many tokens each has"
+    )
     parser.add_argument(
         "--vocab-size",
         type=int,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.served import Served
 from eet_lab.scheduling.traffic import Traffic
-from eet_lab.words import aligned, brief, visible
+from eet_lab.words import aligned, brief, counted, visible
 
 NEARLY_ALL = 0.98
 """The share of the time in which a model that is busy has no reserve."""
+FEW = 30
+"""Of fewer requests, the last ones' own time may take much of the whole."""
 
 
 def served_table(found: Sequence[Served], traffic: Traffic, table: CostTable, limit_ms: float | None) -> str:
@@ -26,19 +29,19 @@ def served_table(found: Sequence[Served], traffic: Traffic, table: CostTable, li
         waits = [" / ".join(map(brief, each.percentiles[key].values())) or "–" for key in times.values()]
         good = [brief(each.goodput(e2e_ms=limit_ms))] if limit_ms else []
         cells.append([each.policy, *rates, *shares, *waits, *good])
-    full = [each.policy for each in found if each.busy >= NEARLY_ALL]
-    said = [
-        f"Busy near 100 % ({', '.join(full)}): more came than could be served, and waiting grows for as long as it "
-        "lasts."
-    ]
-    rate = f"{brief(traffic.rate)} a second came, {len(traffic):,} in all"
+    is_told = len(traffic) >= FEW
+    behind = [each for each in found if is_told and each.busy >= NEARLY_ALL and each.requests_per_s < traffic.rate]
+    names = ", ".join(each.policy for each in behind)
+    said = f"Busy near 100 % ({names}): more came than could be served, and waiting grows for as long as it lasts."
+    came = f"{counted(len(traffic), 'request')} came"
+    came = f"{came}, {brief(traffic.rate)} a second" if isfinite(traffic.rate) else came
     return "\n".join(
         [
             visible(traffic.name),
             "",
             *aligned(cells),
             "",
-            f"{rate}. Simulated with times of {table.source}.",
-            *(said if full else []),
+            f"{came}. Simulated with times of {table.source}.",
+            *([said] if behind else []),
         ]
     )

@@ -13,7 +13,7 @@ import numpy as np
 from eet_lab.errors import TrafficError
 from eet_lab.files import regular_content
 from eet_lab.scheduling.whole import MOST, check_whole, is_real
-from eet_lab.words import brief, plain, told, visible
+from eet_lab.words import brief, counted, plain, told, visible
 
 FIRST_TOKEN = 5
 """The first ordinary token id: lower ones are special in RoBERTa, and transformers counts positions from its pads."""
@@ -111,7 +111,8 @@ class Uniform:
         return draw.integers(self.low, self.high, num, endpoint=True)
 
     def __str__(self) -> str:
-        return f"U[{self.low},{self.high}]"
+        least = "" if self.low == self.high else f"{self.low:,} to "
+        return f"{least}{counted(self.high, 'token')}{' (uniform)' if least else ''}"
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def make_traffic(
     check_whole(TrafficError, "requests", requests, 1, MOST_REQUESTS)
     check_whole(TrafficError, "seed", seed, 0, 2**63)
     when, read, answer = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(3))
-    name = f"{requests:,} requests, {arrivals}, lengths {lengths}, answers {new_tokens}, seed {seed}"
+    name = f"{counted(requests, 'request')}, {arrivals}, lengths {lengths}, answers {new_tokens}, seed {seed}"
     return Traffic(
         arrivals.times(when, requests), lengths.draw(read, requests), new_tokens.draw(answer, requests), name
     )

@@ -128,7 +128,7 @@ class Loaded(Latencies):
         cells = [["", "p50", "p95", "p99"], *([what, *map(brief, times.values())] for what, times in rows.items())]
         lines += [*aligned(cells), ""] if rows else []
         lines += [f"{counted(len(self.traffic), 'request')} in {brief(self.span_s)} s: {', '.join(said)}."]
-        told = f", {brief(self.tokens_per_s)} told" if has_tokens else ""
+        told = f", {brief(self.tokens_per_s)} tokens/s generated" if has_tokens else ""
         read = f"{brief(self.prompt_tokens_per_s)} tokens/s of prompts read"
         lines += [f"Answered: {brief(self.requests_per_s)} requests/s; {read}{told}."]
         if limits := found.get("limits"):
