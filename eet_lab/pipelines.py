@@ -55,14 +55,19 @@ def _options_checked(call: Call) -> Call:
 
     @wraps(call)
     def checked(self: Pipeline, *given: Any, **how: Any) -> Any:
-        for name in how:
-            if name not in known:
-                why, hint = WHY.get(name, ""), did_you_mean(name, known)
-                options = f"The options are {', '.join(known[1:])}."
-                raise PromptError(f"This pipeline has no option {name!r}: {why}{options}{hint}")
+        _check_options(how, known)
         return call(self, *given, **how)
 
     return cast(Call, checked)
+
+
+def _check_options(how: Iterable[str], known: Sequence[str]) -> None:
+    """PromptError for the first that is none; what is known begins with what is given by place."""
+    for name in how:
+        if name not in known:
+            why, hint = WHY.get(name, ""), did_you_mean(name, known)
+            options = f"The options are {', '.join(known[1:])}."
+            raise PromptError(f"This pipeline has no option {name!r}: {why}{options}{hint}")
 
 
 @dataclass(frozen=True)
@@ -227,12 +232,16 @@ def pipeline(
 ) -> Any:
     """A pipeline as transformers has it, to be called with a text or a list of texts.
 
-    `model` is a loaded model, or what `eet_lab.load` takes, to which `loading` goes (device, dtype, tokenizer).
+    `model` is a loaded model, or what `eet_lab.load` takes, to which `loading` goes (device, dtype, tokenizer);
+    `torch_dtype` is dtype's older name in transformers.
     Errors: PromptError for a task that does not exist; ModelError for a model that cannot do it; RecipeError.
     """
     check_choice(PromptError, "task", task, TASKS)
     if isinstance(model, Model) and loading:
         raise PromptError(f"model is loaded already, so that {next(iter(loading))} would do nothing; give it to load.")
+    if "dtype" not in loading and "torch_dtype" in loading:
+        loading["dtype"] = loading.pop("torch_dtype")
+    _check_options(loading, [*signature(load).parameters])
     loaded = checked_model(model) if isinstance(model, Model) else load(model, **loading)
     _ = loaded.decoder if TASKS[task] is TextGeneration else loaded.encoder
     return TASKS[task](loaded, as_recipe(recipe, loaded.device, loaded.config))

@@ -207,6 +207,7 @@ def test_rounding_at_random_takes_a_neighbour_and_is_right_on_average():
         ({"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0, but it must be a number from 0 to less than 1"),
         ({"betas": 0.9}, "betas is 0.9, but it must be two numbers"),
         ({"betas": (0.9, 0.99, 0.999)}, r"betas is \(0.9, 0.99, 0.999\), but it must be two numbers"),
+        ({"amsgrad": True}, "FlatAdamW has no 'amsgrad'; there are params, lr, betas, eps, weight_decay, "),
         ({"master": "fp32"}, "master is 'fp32', but it must be one of float32, none, stochastic"),
     ],
 )

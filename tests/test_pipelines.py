@@ -189,6 +189,14 @@ def test_a_loaded_model_is_not_loaded_again(generating):
         eet_lab.pipeline("text-generation", generating[1].model, device="cuda:7", dtpe="x")
 
 
+def test_the_options_of_loading():
+    how = {"device": "cpu", "torch_dtype": "float16"}
+    assert eet_lab.pipeline("text-generation", **how).model.dtype == "float16", "as transformers called it"
+    for wrong in ({"dtpe": "x"}, {**how, "dtype": "float32"}):
+        with pytest.raises(PromptError, match="This pipeline has no option '.*': The options are device, dtype, "):
+            eet_lab.pipeline("text-generation", **wrong)
+
+
 def test_a_recipe_that_cannot_be_is_told_at_once(generating):
     with pytest.raises(RecipeError, match="no technique 'memory_resue'"):
         eet_lab.pipeline("text-generation", generating[1].model, recipe="memory_resue")

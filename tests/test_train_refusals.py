@@ -88,6 +88,7 @@ def test_tokens_outside_the_vocabulary():
         ({"optimizer": ["sgd"]}, r"optimizer is \['sgd'\], but it must be one of adamw, sgd"),
         ({"momentum": 0.0, "nesterov": True}, "nesterov looks ahead"),
         ({"lr_schedule": "cosinus", "max_steps": 3}, "Did you mean 'cosine'"),
+        ({"warmup_steps": 100, "max_steps": 10}, r"whole number from 0 to 10 \(max_steps\)"),
         ({"lr_schedule": "linear"}, "say at which step, max_steps"),
         ({"betas": [0.9]}, r"betas is \[0.9\], but it must be two numbers"),
         ({"learning_rate": 0.1}, "There is no setting 'learning_rate'. Here it is 'lr'"),

@@ -147,8 +147,8 @@ def checked_prompts(
     if full[longest] > config.context:
         length, new_tokens = len(rows[longest]), each[longest].max_new_tokens
         raise PromptError(
-            f"Prompt {longest + 1} has {length} tokens; with {new_tokens} new ones it would pass the model's "
-            f"context of {config.context} tokens. {to_fit(config.context - length)}"
+            f"Prompt {longest + 1} has {counted(length, 'token')}; with {new_tokens} new ones it would pass the "
+            f"model's context of {config.context} tokens. {to_fit(config.context - length)}"
         )
     return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -123,6 +124,9 @@ class _Flat(Buffered):
     flat = True
 
     def __init__(self, *args: Any, **settings: Any) -> None:
+        known = [*signature(super().__init__).parameters]
+        if strange := [name for name in settings if name not in known]:
+            raise TrainingError(f"{type(self).__name__} has no {strange[0]!r}; there are {', '.join(known)}.")
         super().__init__(*args, **settings)
         seed = mix(mix(self.seed) + (self.seed >> 31))  # as `noise_key` begins
         self._noise = seed if self.master == "stochastic" else None

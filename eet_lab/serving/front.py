@@ -139,7 +139,8 @@ class Front:
     def check_kind(self, wants_encoder: bool, path: str) -> None:
         """400 for what such a model cannot do."""
         if wants_encoder != self.is_encoder:
-            kind = "a decoder, which makes no vectors. Use /v1/completions"
+            made = "tells no classes" if path.endswith("classify") else "makes no vectors"
+            kind = f"a decoder, which {made}. Use /v1/completions"
             if self.is_encoder:
                 kind = "an encoder, which generates nothing. Use /v1/embeddings or /v1/classify"
             raise ApiError(400, f"{path} is not served: {self.name} is {kind}.", "model", "wrong_kind")

@@ -65,7 +65,8 @@ class TrainSettings:
             check_whole(TrainingError, "max_steps", self.max_steps, 1, MOST)
         elif self.lr_schedule != "constant":
             raise TrainingError(f"lr_schedule is {self.lr_schedule!r}, which ends at 0: say at which step, max_steps.")
-        check_whole(TrainingError, "warmup_steps", self.warmup_steps, 0, self.max_steps or MOST)
+        limit = "" if self.max_steps is None else " (max_steps)"
+        check_whole(TrainingError, "warmup_steps", self.warmup_steps, 0, self.max_steps or MOST, limit)
         check_whole(TrainingError, "batch_tokens", self.batch_tokens, 1, MOST)
         check_number(TrainingError, "init_scale", self.init_scale, LEAST, math.inf, f"of {LEAST} or more")
         check_whole(TrainingError, "growth_interval", self.growth_interval, 1, MOST)

@@ -188,8 +188,8 @@ def test_a_model_without_a_chat_template(post):
 
 
 def test_what_a_decoder_does_not_serve(post):
-    for path in ("/v1/embeddings", "/v1/classify"):
-        assert re.search("a decoder.*Use /v1/completions", checked(post(path, {"input": "a"}), 400, "model"))
+    for path, lacks in (("/v1/embeddings", "makes no vectors"), ("/v1/classify", "tells no classes")):
+        assert re.search(f"a decoder, which {lacks}. Use /v1/comp", checked(post(path, {"input": "a"}), 400, "model"))
 
 
 def test_routes_and_methods_that_do_not_exist(served, post):
