@@ -142,6 +142,7 @@ def test_one_notation():
     assert change(1.7, 1.85, 2, True).words("tokens_per_s") == "1.85 × more (1.70 to 2.00)"
     assert change(1.003, 1.006, 1.02).words("total_ms") == "1.006 × slower (1.003 to 1.020)", "1.00 would read as none"
     assert change(0.4, 0.5, 0.6, num_pairs=3).words("total_ms") == "2.00 × faster in 3 pairs, too few to tell"
+    assert change(0.4, 0.86, 1.003, num_pairs=3).words("total_ms") == "1.16 × faster in 3 pairs, too few to tell"
     assert change(0.4, 0.5, 0.6, num_pairs=1).words("total_ms") == "2.00 × faster in 1 pair, too few to tell"
     assert change(1750, 1800, 1900).words("total_ms") == "1,800 × slower (1,750 to 1,900)"
 

@@ -94,7 +94,10 @@ def test_changes_are_kept_and_told_in_one_notation(tmp_path):
     assert "With fewer than 8 pairs we also say so if it is wider than its gap to 1 ×." in few
     alike = comparison(changes=paired(99))
     assert alike.to_text().count("cannot tell apart (") == 2
-    assert "too few to tell" in comparison(changes=paired(50, 3)).to_text()
+    few = comparison(changes=paired(50, 3)).to_text()
+    assert "too few to tell" in few and "own ratios" not in few
+    drifted = {"total_ms": Change(100.0, 60.0, 0.4, 0.7, 3, middle=0.5)}
+    assert "the median of the pairs' own ratios." in comparison(changes=drifted).to_text()
 
 
 def test_energy_is_compared_in_the_one_notation_of_ratios():

@@ -220,13 +220,13 @@ class Change:
             return f"cannot tell apart ({low} × to {high} ×{why})"
         word = self.word(metric)
         ends = (self.low, self.high) if self.ratio > 1 else (1 / self.high, 1 / self.low)
-        factor, low, high = _factors(max(self.ratio, 1 / self.ratio), *ends)
+        factor, *shown = _factors(max(self.ratio, 1 / self.ratio), *(ends if self.is_enough else ()))
         if not self.num_pairs:
             return f"{factor} × {word}"
         if not self.is_enough:
             pairs = "1 pair" if self.num_pairs == 1 else f"{self.num_pairs} pairs"
             return f"{factor} × {word} in {pairs}, too few to tell"
-        return f"{factor} × {word} ({low} to {high})"
+        return f"{factor} × {word} ({' to '.join(shown)})"
 
 
 def memory_words(before: int, after: int) -> str:

@@ -134,8 +134,11 @@ def _how_paired(changes: Mapping[str, Change], differences: bool = False) -> str
     found = next(iter(changes.values()), None)
     if found is None:
         return "Changes are those of the medians: these runs were not paired, so there are no intervals."
+    moved = not differences and any(change.is_of_pairs for change in changes.values())
+    pairs = "; where a drift has moved the medians, the median of the pairs' own ratios" if moved else ""
     if not found.is_enough:
-        return f"{counted(found.num_pairs, 'pair')} of runs cannot tell a change from noise: that takes {LEAST_PAIRS}."
+        few = f"{counted(found.num_pairs, 'pair')} of runs cannot tell a change from noise: that takes {LEAST_PAIRS}."
+        return f"{few} Changes are ratios of the medians{pairs}." if moved else few
     same = "0" if differences else "1 ×"
     wider = (
         f"is widened by {percent(LEAST_EFFECT)} at both ends, because even two engines of one recipe can differ by "
@@ -148,8 +151,6 @@ def _how_paired(changes: Mapping[str, Change], differences: bool = False) -> str
             f"What is its own is the difference of the medians of {found.num_pairs} pairs, timed in turn. The interval "
             f"comes from a sign test on the pairs, and {wider}"
         )
-    moved = any(change.is_of_pairs for change in changes.values())
-    pairs = "; where a drift has moved the medians, the median of the pairs' own ratios" if moved else ""
     return (
         f"Changes are ratios of the medians of {found.num_pairs} pairs, timed in turn{pairs}. The interval comes "
         f"from a sign test on the ratio of each pair, and {wider}"
