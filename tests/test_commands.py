@@ -38,11 +38,13 @@ def folder(tmp_path_factory):
     return str(path)
 
 
-def test_techniques_lists_them_all_with_reasons(capsys):
-    assert main(["techniques", "--device", "cpu"]) == 0
-    text = capsys.readouterr().out
-    assert all(name in text for name in registry())
-    assert "no: CUDA graphs need an NVIDIA GPU" in text
+def test_techniques_lists_them_all_with_reasons(capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for device in ("cpu", "cuda"):
+        assert main(["techniques", "--device", device]) == 0
+        text = capsys.readouterr().out
+        assert all(name in text for name in registry())
+        assert "no: CUDA graphs need an NVIDIA GPU" in text
 
 
 @pytest.mark.parametrize("name", list(registry()))
@@ -212,7 +214,10 @@ def test_bench_fails_where_nothing_could_be_timed(folder, monkeypatch, capsys):
         (["generate", "x", "--recipe", "fused"], "no technique 'fused'"),
         (["generate", "x", "--model", "gpt3"], "no model 'gpt3'"),
         (["generate", "x", "--temperature", "nan"], "temperature is nan"),
+        (["generate", "x", "--recipe", "chunked_cross_entropy"], "this model: it is for training alone. Leave"),
         (["compare", "--load", "nowhere.json"], "nowhere.json cannot be read"),
+        (["compare", "--load", "nowhere.json", "--recipe", "all"], "--recipe is for measuring, but --load shows"),
+        (["compare", "--load", "nowhere.json", "--top-k", "3"], "--top-k is for measuring, but --load shows"),
         (["compare", "--repeats", "0"], "repeats is 0"),
         (["bench", "demo/b1/p8/n16", "--repeats", "0"], "repeats is 0, but it must be a whole number from 1 to 10,000"),
         (["bench", "demo/b999999999/p8/n16"], "7,999,999,992 in all, but a workload has at most 10,000,000"),
@@ -227,6 +232,7 @@ def test_bench_fails_where_nothing_could_be_timed(folder, monkeypatch, capsys):
         (["compare", "--save", "no/where.json"], "no/where.json cannot be written: there is no folder"),
         (["compare", "--save", "."], ". cannot be written: it is a folder"),
         (["bench", "demo/b1/p2/n2", "--append", "README.md/rows"], "README.md/rows cannot be made"),
+        (["bench", "demo/b1/p2/n2", "--append", "no/rows"], "no/rows cannot be made a folder: No such file"),
         (["bench", "demo/b1/p2/n2", "--append", "README.md"], "README.md cannot be made a folder: it is a file."),
         (["bench", "demo/b1/p2/n2", "--provider", "hf-static-compile", "--device", "cpu"], "on a GPU only"),
         (

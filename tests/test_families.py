@@ -7,6 +7,7 @@ import random
 from types import SimpleNamespace
 
 import pytest
+import seq2seqs
 import torch
 import transformers
 from every_recipe import every_recipe, needs, with_every_store
@@ -177,6 +178,7 @@ def test_attention_that_is_not_causal_sees_what_comes_after_a_query():
 def on_a_gpu(monkeypatch):
     """As if there were a Hopper GPU."""
     monkeypatch.setattr("eet_lab.ops.native.available", lambda device: None if device == "cuda" else "no GPU")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
 
 
@@ -215,6 +217,8 @@ def test_the_command_line_says_what_all_leaves_out(on_a_gpu, capsys):
     assert capsys.readouterr().err == ""
     tell_unfit(model, "all,-mask_removal")
     assert "fused_kernels is left out for this model: the attention kernels take" in capsys.readouterr().err
+    tell_unfit(SimpleNamespace(device="cpu", config=seq2seqs.ours("t5").config), "all")
+    assert "continuous_batching" not in capsys.readouterr().err, "it is never in all"
 
 
 def test_an_engine_refuses_parts_that_cannot_run_its_model():

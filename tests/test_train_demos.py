@@ -189,8 +189,9 @@ def test_the_command_trains_and_saves(tmp_path: Path, capsys: pytest.CaptureFixt
     monkeypatch.setitem(demos.DEMOS, "translator-tiny", replace(demo_of("translator-tiny"), held_out=20))
     words = ["train", "translator-tiny", "--steps", "2", "--device", "cpu", "--save", str(tmp_path / "kept")]
     assert main(words) == 0
-    told = capsys.readouterr().out
+    told, line = capsys.readouterr()
     assert "2 steps in" in told and "right: 0 % of all answers" in told and "saved in" in told
+    assert line.startswith("[0/2] reading what was held out\n") and "overwrite" not in line
     model = load(tmp_path / "kept", device="cpu")
     assert model.encode("forty two 42") == demo_of("translator-tiny").model().encode("forty two 42")
     capsys.readouterr()
@@ -200,9 +201,12 @@ def test_the_command_trains_and_saves(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["train", "vit-tiny", "--steps", "0"]) == 2 and "eet-lab: steps is 0, but" in capsys.readouterr().err
     stop = threading.Event()
     monkeypatch.setattr("eet_lab.commands.terminal.stoppable", lambda: nullcontext(stop))
-    monkeypatch.setattr("eet_lab.commands.terminal.ProgressLine.__call__", lambda *_: stop.set())
+    monkeypatch.setattr("eet_lab.commands.terminal.ProgressLine.__call__", lambda _, done, *__: done and stop.set())
     words[3] = "20"
-    assert main(words) == 130 and "at first; stopped before it was measured again" in capsys.readouterr().out
+    assert main(words) == 130
+    told, line = capsys.readouterr()
+    assert "at first; stopped before it was measured again" in told
+    assert "kept holds a model already, which this one will overwrite." in line
     assert main(words) == 130 and "0 steps in" in (told := capsys.readouterr().out) and "out was measured\n" in told
     monkeypatch.setattr(demos, "train_demo", lambda *_, **__: pytest.fail("it trained"))
     assert main(["train", "vit-tiny", "--device", "cpu", "--save", __file__]) == 2

@@ -57,11 +57,12 @@ def read_key(path: Path) -> str:
 
 def tell_unfit(model: Model, recipe: str) -> None:
     """Say which techniques `all` leaves out for this model, and why, if a recipe has that word."""
-    from eet_lab.technique import unfit
+    from eet_lab.technique import is_in_all, known, unfit
 
     if "all" in recipe.split(","):
         for name, reason in unfit(model.device, model.config).items():
-            print(f"{name} is left out for this model: {reason}.", file=sys.stderr)
+            if is_in_all(known(name)):
+                print(f"{name} is left out for this model: {reason}.", file=sys.stderr)
 
 
 NEW_TOKENS = 64

@@ -17,7 +17,7 @@ GUIDE = """\
 Runs the baseline and a recipe on the same prompts, checks that their output is the same, times both in turn, and prints
 the table that the notebook shows.
 
-  eet-lab compare                                            all that can run here and is not lossy, on the demo model
+  eet-lab compare                                            the recipe 'all' on the demo model
   eet-lab compare --recipe pre_padding,mask_removal --prompt "Return" --prompt "If the file does not exist"
   eet-lab compare --baseline pre_padding --recipe pre_padding,mask_removal      one toggle alone
   eet-lab compare --ladder                                   each technique's own milliseconds and MiB
@@ -51,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--load", type=Path, metavar="FILE", help="show a result that was saved; measure nothing")
     add_generation(parser)
     add_model(parser)
+    parser.set_defaults(recipe=None)
+
+
+MEASURES = ("prompt", "recipe", "baseline", "ladder", "repeats", "temperature", "top_k", "seed", "device", "dtype")
+"""What has no effect on a result that was saved."""
 
 
 def _repeats(word: str) -> int | None:
@@ -82,12 +87,14 @@ def run(args: argparse.Namespace) -> int:
 def loaded(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     """A saved result, its timelines, if any, and all that is kept beside it.
 
-    ResultError where a trace is wanted and there are no timelines.
+    ResultError for options that would have no effect, and where a trace is wanted and there are no timelines.
     """
     from eet_lab.bench.results import read_result
     from eet_lab.bench.timeline import timelines_of
     from eet_lab.codec import content_of
 
+    if idle := [name for name in MEASURES if getattr(args, name)]:
+        raise ResultError(f"--{idle[0].replace('_', '-')} is for measuring, but --load shows a result. Leave one out.")
     result, beside = read_result(content_of(args.load), str(args.load))
     steps = timelines_of(beside)
     if args.trace and steps is None:
@@ -108,19 +115,20 @@ def measured(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     if args.ladder and args.baseline is not None:
         raise RecipeError("--ladder always starts from the plain baseline: leave out --ladder or --baseline.")
     model, baseline = load_model(args, args.model), args.baseline or ""
+    recipe = "all" if args.recipe is None else args.recipe
     model.decoder  # noqa: B018  ModelError for a model without one
-    tell_unfit(model, args.recipe)
+    tell_unfit(model, recipe)
     with followed(Clock()) as (line, stop):
         how: dict[str, Any] = {"progress": line, "cancel": stop, **settings(args)}
         result: Any = (
-            ladder(model, args.prompt, args.recipe, repeats=args.repeats, **how)
+            ladder(model, args.prompt, recipe, repeats=args.repeats, **how)
             if args.ladder
-            else compare(model, args.prompt, args.recipe, repeats=args.repeats, baseline=baseline, **how)
+            else compare(model, args.prompt, recipe, repeats=args.repeats, baseline=baseline, **how)
         )
         steps = None
         if args.trace and not getattr(result, "partial", False):
             try:
-                steps = timelines(model, args.prompt, args.recipe, baseline=baseline, **how)
+                steps = timelines(model, args.prompt, recipe, baseline=baseline, **how)
             except EETError as problem:  # what was measured is not lost
                 line.clear()
                 print(f"There is no trace: {problem}", file=sys.stderr)

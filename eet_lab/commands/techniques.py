@@ -17,8 +17,8 @@ Lists the optimizations that a recipe can contain, and says which of them can ru
   eet-lab techniques                   the list
   eet-lab techniques memory_reuse      its card: what it does, what to expect, where it comes from, its knobs
 
-A recipe is written as names with commas. 'all' is every technique that can run here and is not lossy, a minus sign
-leaves one out, and a colon turns a knob:
+A recipe is written as names with commas. 'all' is every technique that can run here, except lossy ones and those for
+requests that join. A minus sign leaves one out, and a colon turns a knob:
 
   --recipe pre_padding,mask_removal
   --recipe all,-memory_reuse

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ GUIDE = """\
 Trains a small model from random weights, on data that is on every machine or is drawn, and tells its loss on what was
 held out. Nothing is downloaded.
 
-  eet-lab train translator-tiny                     numbers, from words to digits: about half a minute of a CPU
+  eet-lab train translator-tiny                     numbers, from words to digits: a minute or two of a CPU
   eet-lab train vit-tiny --save digits              pictures of digits; a checkpoint that transformers reads
   eet-lab train gpt2-tiny --steps 1000              Python's documentation, read a few times
   eet-lab train gpt2-mini --device cuda --dtype bfloat16 --save writer
@@ -52,7 +53,10 @@ def run(args: argparse.Namespace) -> int:
     recipe = Recipe.parse(args.recipe, device.partition(":")[0], demo.config.in_training)
     if args.save:
         check_folder(args.save, "The model", ModelError)  # before there is anything to lose
+        if (args.save / "config.json").exists():
+            print(f"{args.save} holds a model already, which this one will overwrite.", file=sys.stderr)
     with followed(Clock()) as (line, stop):
+        line(0, demo.steps, "reading what was held out")
         found = train_demo(demo, recipe.parts, device=device, dtype=dtype, progress=line, cancel=stop)
     print(f"{demo.title}: {found.model.config.num_params:,} weights, {found.model.dtype} on {device}, {recipe}")
     if demo.which is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
+
 from eet_lab.models.config import Config, VisionConfig
 from eet_lab.parts import Parts
 from eet_lab.parts.launch import GraphLaunch
@@ -78,4 +80,4 @@ class CudaGraphs(Technique):
         return super().unfit(config)
 
     def unavailable(self, device: str = "cpu") -> str | None:
-        return None if device == "cuda" else "CUDA graphs need an NVIDIA GPU."
+        return None if device == "cuda" and torch.cuda.is_available() else "CUDA graphs need an NVIDIA GPU."
