@@ -248,6 +248,7 @@ def test_a_frame_carries_only_what_changes(words):
         batch_steps.token_steps(["a b c", "d e f g h"], "baseline", "pre_padding", model=words),
         batch_steps.mask_steps(["a b c", "d e f g h"], model=words),
     )
+    assert rendered(shown[0])["data"]["text/plain"] == "Figure: baseline, pre-padding", "it has no title of its own"
     for fig in shown:
         for frame in rendered(fig)["data"][PLOTLY]["frames"]:
             assert all(set(trace) == {"type", "z"} and "bdata" in trace["z"] for trace in frame["data"])

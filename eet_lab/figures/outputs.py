@@ -61,7 +61,7 @@ def rendered(thing: Any, **config: Any) -> dict[str, Any]:
     """
     if isinstance(thing, go.Figure):
         drawn = {**json.loads(thing.to_json()), "config": {**CONFIG, **config}}
-        data = {PLOTLY: drawn, "text/plain": f"Figure: {thing.layout.title.text or 'untitled'}"}
+        data = {PLOTLY: drawn, "text/plain": f"Figure: {_title(thing)}"}
     elif isinstance(thing, str):
         data = {"text/html": f"<p>{escape(thing)}</p>", "text/plain": thing}
     else:
@@ -69,6 +69,11 @@ def rendered(thing: Any, **config: Any) -> dict[str, Any]:
         if hasattr(thing, "_repr_html_"):
             data["text/html"] = thing._repr_html_()
     return {"output_type": "display_data", "data": data, "metadata": {}}
+
+
+def _title(fig: go.Figure) -> str:
+    """A figure's title, or those of its panels."""
+    return fig.layout.title.text or ", ".join(note.text for note in fig.layout.annotations if note.text) or "untitled"
 
 
 class FigureBox(W.VBox):

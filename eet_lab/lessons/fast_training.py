@@ -91,7 +91,8 @@ def anatomy(model: Model) -> Shown:
         *unseen(parts),
         "All texts are padded to the longest. The forward pass computes the loss, the backward pass the gradient of "
         "each weight, and the update moves the weights. Backward computes two products for each of forward, one for "
-        "the weights and one for what came in, so expect it to take twice as long. The update computes almost nothing: "
+        "the weights and one for what came in, so a large model's takes twice as long. A small model's takes less, as "
+        "calls that are no products, such as the loss, do not double. The update computes almost nothing: "
         f"it reads and writes every weight, its gradient and two moments, of {tensors} tensors, one after the other. "
         "On a GPU each call is a launch, which costs the host some microseconds however small it is.",
     )
