@@ -345,7 +345,7 @@ class Choices:
         length, first = max((max(len(row), 1), -number) for number, row in enumerate(rows, 1))  # an empty one is BOS
         if length + new > context:
             return (
-                f"Prompt {-first} has {length} tokens; with {new} new ones that is {length + new}, past the context of "
-                f"{context}. {to_fit(context - length)}"
+                f"Prompt {-first} has {counted(length, 'token')}; with {new} new ones that is {length + new}, past the "
+                f"context of {context}. {to_fit(context - length)}"
             )
         return None
