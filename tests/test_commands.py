@@ -232,7 +232,7 @@ def test_bench_fails_where_nothing_could_be_timed(folder, monkeypatch, capsys):
         (["compare", "--save", "no/where.json"], "no/where.json cannot be written: there is no folder"),
         (["compare", "--save", "."], ". cannot be written: it is a folder"),
         (["bench", "demo/b1/p2/n2", "--append", "README.md/rows"], "README.md/rows cannot be made"),
-        (["bench", "demo/b1/p2/n2", "--append", "no/rows"], "no/rows cannot be made a folder: No such file"),
+        (["bench", "demo/b1/p2/n2", "--append", "no/rows"], "no/rows cannot be made: there is no folder /"),
         (["bench", "demo/b1/p2/n2", "--append", "README.md"], "README.md cannot be made a folder: it is a file."),
         (["bench", "demo/b1/p2/n2", "--provider", "hf-static-compile", "--device", "cpu"], "on a GPU only"),
         (

@@ -160,13 +160,13 @@ def file_name(gpu: str) -> str:
 
 
 def append(rows: Iterable[Row], folder: Path) -> list[Path]:
-    """Add the rows to their GPUs' files in `folder`, made if need be in one that is there, and return the files.
+    """Add the rows to their GPUs' files in `folder`, which is made if need be, and return the files.
 
     A number that is not finite, which JSON cannot hold, is left out; `equality` says why it is none.
     """
     files = []
     try:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         why = "it is a file" if folder.is_file() else error.strerror
         raise ResultError(f"{folder} cannot be made a folder: {why}. Choose another folder.") from error

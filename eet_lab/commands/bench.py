@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from eet_lab.commands.arguments import add_model, load_model
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import followed
-from eet_lab.errors import PromptError, RecipeError, SetupError
+from eet_lab.errors import PromptError, RecipeError, ResultError, SetupError
 
 if TYPE_CHECKING:
     from eet_lab.bench.op_workloads import OpWorkload
@@ -100,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
     check_repeats(args.repeats)
     _check_recipes(args.recipe or (), args.provider or ("eet_lab",))
     if args.append:
+        if not (parent := args.append.resolve().parent).is_dir():  # a slip should not make folders
+            raise ResultError(f"{args.append} cannot be made: there is no folder {parent}. Choose another folder.")
         append((), args.append)  # makes the folder: one that cannot be made is told before any work
     with followed(Clock()) as (line, stop):
         rows, remarks, shown = _timed(args, workloads, line, stop)
