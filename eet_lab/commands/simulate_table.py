@@ -13,7 +13,7 @@ from eet_lab.words import aligned, brief, counted, visible
 NEARLY_ALL = 0.98
 """The share of the time in which a model that is busy has no reserve."""
 FEW = 30
-"""Of fewer requests, the last ones' own time may take much of the whole."""
+"""Requests below which the last ones' own time may take much of the whole."""
 
 
 def served_table(found: Sequence[Served], traffic: Traffic, table: CostTable, limit_ms: float | None) -> str:
