@@ -46,7 +46,7 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test:
 	@$(MAKE) --no-print-directory --jobs 3 chromium compiled installed
 	@$(MAKE) --no-print-directory --jobs 3 oldest collected lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 installed:
 	@$(SETUP) --extra test

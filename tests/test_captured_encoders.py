@@ -296,7 +296,8 @@ class NotCaptured(GraphLaunch):
     is_captured = False
 
 
-def test_parts_that_would_capture_nothing_are_told():
+def test_parts_that_would_capture_nothing_are_told(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(RecipeError, match="These parts capture passes of texts, and this encoder reads images"):
         EncoderEngine(test_vision.ours("classes").encoder, parts(on_device=False))
     with pytest.raises(RecipeError, match="change launch, which an encoder does not use"):
