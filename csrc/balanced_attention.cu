@@ -187,7 +187,6 @@ __global__ void __launch_bounds__(kWarps * 32 + 32, kResident<kDim>)
   eet::cluster_wait();
   for (int r = rows.x; r < rows.y; ++r) {
     const eet::Tiles tiles = division.part(r, rank, Stage::kKeys);
-
     if (r > rows.x) {
       eet::barrier(1, kReaders);  // all are done with what the row before has left here
       prepare(r);
@@ -250,7 +249,8 @@ cudaError_t launch_balanced(KeyStream<T> a, int shared_bytes, bool dependent, cu
 
 }  // namespace
 
-// As eet_stream_attention, for any number of rows; those that follow each other share their blocks.
+// As eet_stream_attention, for any number of rows, of which eight that follow each other share their blocks. A block takes
+// up to `shared_bytes` where two share a multiprocessor, and half of it where four do.
 extern "C" cudaError_t eet_balanced_attention(void* out, void* keys, void* values, const void* qkv,
                                               const int64_t* positions, const void* q_norm, const void* k_norm,
                                               const void* inv_freq, float factor, float eps, const int64_t* num_pad,
