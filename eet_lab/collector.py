@@ -31,6 +31,19 @@ def freeze_heap() -> None:
     gc.freeze()
 
 
+@contextmanager
+def frozen_heap() -> Iterator[None]:
+    """The same within the block alone, in any process that has not done so itself."""
+    if gc.get_freeze_count():
+        yield
+        return
+    freeze_heap()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def collect_rarely() -> None:
     """Let the collector run less often, for good. Only for a process of ours in which no cycle may hold a tensor.
 

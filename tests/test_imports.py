@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import eet_lab
+from eet_lab.collector import frozen_heap
 from eet_lab.imports import on_demand
 
 
@@ -33,6 +34,19 @@ def test_a_name_that_is_none_of_a_package():
     with pytest.raises(ModuleNotFoundError):
         gone("gone")
     assert gc.isenabled()
+
+
+def test_a_heap_is_frozen_for_a_while_in_a_process_that_has_not_done_so():
+    gc.unfreeze()  # what the tests' collection has left
+    try:
+        with frozen_heap():
+            assert gc.get_freeze_count() > 10_000
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()
+    with frozen_heap():
+        pass
+    assert gc.get_freeze_count() > 10_000, "who has frozen the heap finds it so"
 
 
 def test_a_server_starts_without_the_benchmarks():

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -45,10 +48,13 @@ def table(demo: Model) -> DecoderCost:
     return found
 
 
-def test_a_decoder_serves_everybody_and_notes_what_each_pass_reads(demo: Model, table: DecoderCost) -> None:
+def test_a_decoder_serves_everybody_and_notes_what_each_pass_reads(
+    demo: Model, table: DecoderCost, heaps: list[str]
+) -> None:
     traffic = make_traffic(12, Gamma(200.0), Uniform(4, 24), Uniform(1, 6), seed=3)
     looks: list[Look] = []
     served = serve_traffic(demo, traffic, POLICY, table, on_look=looks.append)
+    assert [told for told, _ in groupby(heaps)] == ["frozen", "served", "thawed"]
     assert np.isfinite(served.last_ms).all() and (served.last_ms >= served.first_ms).all()
     assert (served.wait_ms >= 0).all() and (served.ttft_ms > 0).all()
     passes = served.passes
@@ -90,6 +96,26 @@ def test_warming_up_ends_with_its_requests(
     assert served.passes.decoded.sum() == (traffic.new_tokens - 1).sum()
 
 
+@pytest.fixture
+def heaps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """When the collector skips what is there: it would take 100 ms and more, for which nobody is served."""
+    told, admit = list[str](), live._Clock.admit
+
+    @contextmanager
+    def frozen() -> Iterator[None]:
+        told.append("frozen")
+        yield
+        told.append("thawed")
+
+    def admitted(*args: Any, **kwargs: Any) -> None:
+        told.append("served")
+        admit(*args, **kwargs)
+
+    monkeypatch.setattr(live, "frozen_heap", frozen)
+    monkeypatch.setattr(live._Clock, "admit", admitted)
+    return told
+
+
 def test_the_recipe_served_is_the_measured_one_under_the_policys_limits(demo: Model, table: DecoderCost) -> None:
     schedule = served_recipe(demo, table, POLICY).parts.schedule
     assert (schedule.max_rows, schedule.budget, schedule.chunk, schedule.joins) == (4, 32, 16, True)
@@ -120,12 +146,13 @@ def test_what_cannot_be_served_is_refused_before_anything_runs(demo: Model, tabl
 
 
 @pytest.mark.parametrize("policy", [NaivePadding(max_rows=3), TokenBudget(max_rows=3, budget=60)])
-def test_an_encoder_serves_groups(policy: Any) -> None:
+def test_an_encoder_serves_groups(policy: Any, heaps: list[str]) -> None:
     encoder_model = encoder("bert")
     table = profile(encoder_model, axes=((8, 32), (1, 3)), repeats=1, fresh=True)
     assert isinstance(table, EncoderCost)
     traffic = make_traffic(9, Gamma(500.0), Uniform(3, 30), Uniform(2, 6))  # as the trace of a decoder has it
     served = serve_traffic(encoder_model, traffic, policy, table)
+    assert [told for told, _ in groupby(heaps)] == ["frozen", "served", "thawed"]
     compared = agreement(simulate_traffic(traffic, policy, table), served)
     assert [each.name for each in compared] == ["throughput", "TTFT p50", "TTFT p99"]
     assert all(np.isfinite(each.error) for each in compared)

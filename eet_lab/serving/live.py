@@ -9,12 +9,13 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from math import inf, isnan
 from typing import Any, NamedTuple
 
 from eet_lab.bench.timing import SHARED, UNDISTURBED
+from eet_lab.collector import frozen_heap
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.in_flight import Run
@@ -132,9 +133,12 @@ class _Clock:
         self._begin = self._looked = time.perf_counter()
         self._cpu_begin = 0.0
 
-    def start(self) -> None:
-        """Everything is warm: requests come from now on."""
-        self._begin, self._cpu_begin = time.perf_counter(), time.thread_time()
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Everything is warm: requests come from now on. As in a server, no collection walks what is there before."""
+        with frozen_heap():
+            self._begin, self._cpu_begin = time.perf_counter(), time.thread_time()
+            yield
 
     @property
     def was_disturbed(self) -> bool:
@@ -193,7 +197,8 @@ def _serve_decoder(model: Model, traffic: Traffic, policy: BasePolicy, table: Co
         engine.reserve(slots, longest - new, Settings(new))
         clock.say("warming up")
         warm_up_decoder(engine, clock.cancel)
-        _Joining(engine, prompts, clock).serve(policy, table)
+        with clock.running():
+            _Joining(engine, prompts, clock).serve(policy, table)
 
 
 class _Joining:
@@ -206,7 +211,6 @@ class _Joining:
     def serve(self, policy: BasePolicy, table: CostTable) -> None:
         clock = self._clock
         queue = clock.queue
-        clock.start()
         while True:
             statuses = Counter(request.status for request in self._number_of)
             clock.admit(statuses["running"], statuses["waiting"])
@@ -275,7 +279,7 @@ def _serve_encoder(
             own = EncoderEngine(model.encoder, served_recipe(model, table, policy).parts)
             engine = opened.enter_context(closing(own))
             warm_up_encoder(model, engine, traffic, policy, table, clock.cancel)
-        clock.start()
+        opened.enter_context(clock.running())
         while True:
             clock.admit(0)
             if not queue.waiting and queue.next_ms == inf:
