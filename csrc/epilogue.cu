@@ -34,9 +34,8 @@ __global__ void __launch_bounds__(kBlock)
     if (sizeof(T) == 2 && act == eet::kGelu) {
 #pragma unroll
       for (float& number : x) number = eet::gelu_of(number);
-    } else if (act) {
-#pragma unroll
-      for (float& number : x) number = eet::activate(number, act);
+    } else {
+      eet::activate_all(x, act);
     }
     if (residual) add(residual + token + n);
     if constexpr (kWidth == 1) {

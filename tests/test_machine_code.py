@@ -1,4 +1,5 @@
-"""What the assembler made of kernels with rings: a stage is left only when what was loaded from it has arrived.
+"""What the assembler made of kernels with rings: a stage is left only when what was loaded from it has arrived. And no
+branch waits for a table.
 
 `mbarrier.arrive` orders the loads before it, but the assembler (CUDA 13.0) lets it go while loads from shared memory
 are under way, and where another kernel's loads hold those up, it overtakes them. So a kernel has to use what it loaded
@@ -11,7 +12,7 @@ import re
 import shutil
 import site
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -44,10 +45,10 @@ def instructions(library: Path) -> Iterator[tuple[str, str, int]]:
             yield f"{kernel} {found[1]}", found[2], int(control[1], 16) >> 41
 
 
-def early_arrivals(library: Path) -> tuple[int, list[str]]:
+def early_arrivals(code: Iterable[tuple[str, str, int]]) -> tuple[int, list[str]]:
     """How many arrivals there are, and those with loads from shared memory under way that nothing has waited for."""
     num_arrivals, early, under_way, kernel = 0, [], dict[int, str](), ""
-    for place, text, control in instructions(library):
+    for place, text, control in code:
         if place.split()[0] != kernel:
             kernel, under_way = place.split()[0], {}
         signals, waits = control >> 5 & 7, control >> 11 & 63
@@ -83,9 +84,12 @@ def test_several_cores_assemble_what_one_does(monkeypatch):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kernel", RINGS)
-def test_no_arrival_goes_ahead_of_loads(kernel, libraries):
-    num_arrivals, early = early_arrivals(libraries[kernel])
+def test_no_arrival_goes_ahead_of_loads_and_no_branch_waits_for_a_table(kernel, libraries):
+    """A branch by a table reads constant memory, for which a kernel would wait when the one ahead has ended (LOG)."""
+    code = list(instructions(libraries[kernel]))
+    num_arrivals, early = early_arrivals(code)
     assert num_arrivals and not early
+    assert not [place for place, text, _ in code if re.search(r"\bBRX\b", text)]
 
 
 def test_an_assembler_that_may_not_know_of_several_cores_is_not_told(monkeypatch):

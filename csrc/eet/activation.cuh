@@ -1,6 +1,7 @@
 // Activations by number, in fp32.
 #pragma once
 
+#include "eet/constant.cuh"
 #include "eet/reduce.cuh"
 
 namespace eet {
@@ -30,35 +31,39 @@ __device__ inline float gelu_of(float x) {
   return fmaf(-t, tail, positive_of(x));
 }
 
-__device__ inline float activate(float x, int act) {
-  switch (act) {
-    case kGeluTanh: return 0.5f * x * (1.f + tanh_of(0.7978845608028654f * (x + 0.044715f * x * x * x)));
-    case kGelu: return 0.5f * x * (1.f + erff(0.7071067811865476f * x));
-    case kRelu: return positive_of(x);
-    case kTanh: return tanh_of(x);
-    case kSilu: return __fdividef(x, 1.f + exp_of(-x));
-    default: return x;
+template <int kAct>
+__device__ inline float activate(float x) {
+  if constexpr (kAct == kGeluTanh) {
+    return 0.5f * x * (1.f + tanh_of(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+  } else if constexpr (kAct == kGelu) {
+    return 0.5f * x * (1.f + erff(0.7071067811865476f * x));
+  } else if constexpr (kAct == kRelu) {
+    return positive_of(x);
+  } else if constexpr (kAct == kSilu) {
+    return __fdividef(x, 1.f + exp_of(-x));
+  } else if constexpr (kAct == kTanh) {
+    return tanh_of(x);
+  } else {
+    return x;
   }
 }
 
 // Calls all(known) with the activation as a constant: it is looked up for several numbers at once.
 template <typename All>
 __device__ inline void by_activation(int act, All all) {
-  switch (act) {
-    case kGeluTanh: return all(kGeluTanh);
-    case kGelu: return all(kGelu);
-    case kRelu: return all(kRelu);
-    case kSilu: return all(kSilu);
-    case kTanh: return all(kTanh);
-    default: return all(kNone);
-  }
+  with_constant<kNone, kTanh>(act, all);
+}
+
+__device__ inline float activate(float x, int act) {
+  by_activation(act, [&](auto known) { x = activate<decltype(known)::value>(x); });
+  return x;
 }
 
 template <int n>
 __device__ inline void activate_all(float (&x)[n], int act) {
-  by_activation(act, [&](int known) {
+  by_activation(act, [&](auto known) {
 #pragma unroll
-    for (float& one : x) one = activate(one, known);
+    for (float& one : x) one = activate<decltype(known)::value>(one);
   });
 }
 

@@ -2,6 +2,7 @@
 // ring (vector_product.cuh).
 #pragma once
 
+#include "eet/constant.cuh"
 #include "eet/linear.cuh"
 #include "eet/mma.cuh"
 #include "eet/register_norm.cuh"
@@ -39,17 +40,9 @@ class RegisterProducts {
 
   // Leaves the sums of all tiles: partial [tile][sums()], of which those of a warp are [token][kStageRows].
   __device__ void multiply(const RegisterNorm<T, kWarps>& norm, Share share) const {
-    switch ((a.steps.most_chunks() + kWarps - 1) / kWarps) {
-      case 1: return all_steps<1>(norm, share);
-      case 2: return all_steps<2>(norm, share);
-      case 3: return all_steps<3>(norm, share);
-      case 4: return all_steps<4>(norm, share);
-      case 5: return all_steps<5>(norm, share);
-      case 6: return all_steps<6>(norm, share);
-      case 7: return all_steps<7>(norm, share);
-      default:
-        if constexpr (!kNormed) all_steps<kMostChunks>(norm, share);
-    }
+    with_constant<1, kNormed ? kNormChunks : kMostChunks>((a.steps.most_chunks() + kWarps - 1) / kWarps, [&](auto count) {
+      all_steps<decltype(count)::value>(norm, share);
+    });
   }
 
  private:

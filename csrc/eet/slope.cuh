@@ -51,9 +51,9 @@ __device__ inline Activated activated(float x, int act) {
 // visit(i, activated(x[i])) for several at once.
 template <bool kPrecise, int n, typename Visit>
 __device__ inline void each_activated(const float (&x)[n], int act, Visit visit) {
-  by_activation(act, [&](int known) {
+  by_activation(act, [&](auto known) {
 #pragma unroll
-    for (int i = 0; i < n; ++i) visit(i, activated<kPrecise>(x[i], known));
+    for (int i = 0; i < n; ++i) visit(i, activated<kPrecise>(x[i], decltype(known)::value));
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include <climits>
 
+#include "eet/constant.cuh"
 #include "eet/linear.cuh"
 #include "eet/mma.cuh"
 #include "eet/ring.cuh"
@@ -94,16 +95,9 @@ class StageProducts {
     // Past the last token the last, again; such sums are never stored.
     const int token = min(threadIdx.x % 32 / 8, num_tokens - 1);
     const uint32_t x = shared_address(rows + token * stride) + threadIdx.x / 4 % 2 * 8;
-    switch ((steps.most_chunks() + kWarps - 1) / kWarps) {
-      case 1: return all_steps<1>(x, K, steps, num_tiles, partial);
-      case 2: return all_steps<2>(x, K, steps, num_tiles, partial);
-      case 3: return all_steps<3>(x, K, steps, num_tiles, partial);
-      case 4: return all_steps<4>(x, K, steps, num_tiles, partial);
-      case 5: return all_steps<5>(x, K, steps, num_tiles, partial);
-      case 6: return all_steps<6>(x, K, steps, num_tiles, partial);
-      case 7: return all_steps<7>(x, K, steps, num_tiles, partial);
-      default: return all_steps<kMostChunks>(x, K, steps, num_tiles, partial);
-    }
+    with_constant<1, kMostChunks>((steps.most_chunks() + kWarps - 1) / kWarps, [&](auto count) {
+      all_steps<decltype(count)::value>(x, K, steps, num_tiles, partial);
+    });
   }
 
   // Numbers that a stage leaves.
