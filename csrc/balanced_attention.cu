@@ -1,7 +1,5 @@
 // Attention of one new token a row over rows of very different lengths, with the write of the new keys and values into the
 // cache. B rows, H heads, G KV heads, D head dim, K columns of the KV cache.
-#include <climits>
-
 #include "eet/attention.cuh"
 #include "eet/cluster.cuh"
 #include "eet/dependent.cuh"
@@ -94,22 +92,6 @@ struct Mailbox {
     eet::send(eet::at_block(outs + place, rank), v, its_counter);
     eet::send(eet::at_block(stats + place, rank), total, its_counter);
   }
-
-  // In the order of their keys.
-  __device__ float4 merged(int slot, int num_parts, int stride, float2& total) const {
-    float4 out = {};
-    total = make_float2(eet::kLowest, 0);
-#pragma unroll 1
-    for (int part = 0; part < num_parts; ++part) {
-      const float4 more = outs[part * stride + slot];
-      const float2 its = stats[part * stride + slot];
-      const float most = fmaxf(total.x, its.x), mine = eet::exp2_of(total.x - most), share = eet::exp2_of(its.x - most);
-      total = make_float2(most, mine * total.y + share * its.y);
-      out.x = mine * out.x + share * more.x, out.y = mine * out.y + share * more.y;
-      out.z = mine * out.z + share * more.z, out.w = mine * out.w + share * more.w;
-    }
-    return out;
-  }
 };
 
 // Why      where a block has a whole row, all wait for the longest: one row of 8,000 keys among 63 of 200 doubles a step
@@ -165,11 +147,12 @@ __global__ void __launch_bounds__(kWarps * 32 + 32, kResident<kDim>)
 
   eet::RingPlace place;
   if (warp == kWarps) {
+    if (eet::kWaitsTogether) eet::cluster_wait();
     for (int r = rows.x; r < rows.y; ++r) {
       const eet::Tiles tiles = division.part(r, rank, Stage::kKeys);
       eet::fill_ring<T, kDim, kWarps, kPaged>(a, ring, place, first_row + r, kv, tiles);
     }
-    eet::cluster_wait();
+    if (!eet::kWaitsTogether) eet::cluster_wait();
     return;
   }
 
@@ -224,7 +207,7 @@ __global__ void __launch_bounds__(kWarps * 32 + 32, kResident<kDim>)
 #pragma unroll 1
     for (int slot = threadIdx.x; slot < num_slots(readers); slot += kReaders) {
       float2 total;
-      const float4 v = box.merged(slot, readers.y, slots, total);
+      const float4 v = eet::merged_in_turn(readers.y, box.outs + slot, slots, box.stats + slot, slots, total);
       merge.store(out_of(r) + (slot * readers.y + rank - readers.x) * 4, v, total.y);
     }
   }
@@ -258,10 +241,7 @@ extern "C" cudaError_t eet_balanced_attention(void* out, void* keys, void* value
                                               int64_t row_stride, int64_t head_stride, int64_t key_stride,
                                               int table_stride, int log_page, int dtype, int B, int H, int G, int D,
                                               float scale, int shared_bytes, int dependent, cudaStream_t stream) {
-  if (eet::device_attribute(cudaDevAttrComputeCapabilityMajor) < 9) return cudaErrorInvalidValue;
-  if (row_stride > INT_MAX || head_stride > INT_MAX || key_stride != D) return cudaErrorInvalidValue;
-  if (D != 64 && D != 128) return cudaErrorInvalidValue;
-  if (table && 1 << log_page < eet::kLeastPage) return cudaErrorInvalidValue;
+  if (!eet::can_stream(row_stride, head_stride, key_stride, table, log_page, D)) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     KeyStream<Type> a{static_cast<Type*>(keys), static_cast<Type*>(values), columns, num_pad};

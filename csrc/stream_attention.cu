@@ -1,7 +1,5 @@
 // Attention of one new token a row whose keys and values stream through shared memory, with the write of the new ones
 // into the cache. B rows, H heads, G KV heads, D head dim, K columns of the KV cache.
-#include <climits>
-
 #include "eet/attention.cuh"
 #include "eet/dependent.cuh"
 #include "eet/key_stream.cuh"
@@ -58,8 +56,9 @@ __global__ void __launch_bounds__(kWarpsOf<kDim> * 32 + 32, 2)
   const eet::Tiles tiles{begin, newest, first, newest + 1, stride};
   eet::RingPlace place;
   if (warp == kWarps) {
+    if (eet::kWaitsTogether && cluster > 1) eet::cluster_wait();
     eet::fill_ring<T, kDim, kWarps, kPaged>(a, ring, place, b, kv, tiles);
-    if (cluster > 1) eet::cluster_wait();
+    if (!eet::kWaitsTogether && cluster > 1) eet::cluster_wait();
     return;
   }
 
@@ -121,11 +120,8 @@ extern "C" cudaError_t eet_stream_attention(void* out, void* keys, void* values,
                                             int table_stride, int log_page, int dtype, int B, int H, int G, int D,
                                             int seen, float scale, int cluster, int shared_bytes, int dependent,
                                             cudaStream_t stream) {
-  if (eet::device_attribute(cudaDevAttrComputeCapabilityMajor) < 9) return cudaErrorInvalidValue;
+  if (!eet::can_stream(row_stride, head_stride, key_stride, table, log_page, D)) return cudaErrorInvalidValue;
   if (cluster < 0 || cluster > kMaxCluster || cluster & (cluster - 1)) return cudaErrorInvalidValue;
-  if (row_stride > INT_MAX || head_stride > INT_MAX || key_stride != D) return cudaErrorInvalidValue;
-  if (D != 64 && D != 128) return cudaErrorInvalidValue;
-  if (table && 1 << log_page < eet::kLeastPage) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     KeyStream<Type> a{static_cast<Type*>(keys), static_cast<Type*>(values), columns, num_pad};

@@ -164,19 +164,19 @@ def test_no_rows_need_no_launch(temperature, launched):
 @pytest.mark.parametrize(
     ("split", "says"),
     [
-        (Split(False, blocks=3), "3 blocks and 0 warps"),
-        (Split(False, blocks=2), "2 blocks and 0 warps"),  # one without the other
-        (Split(False, warps=4), "0 blocks and 4 warps"),
-        (Split(False, blocks=2, warps=5), "2 blocks and 5 warps"),
-        (Split(True, blocks=16), "16 blocks and 0 warps"),
-        (Split(True, blocks=2, warps=4), "2 blocks and 4 warps"),
-        (Split(True, blocks=2, balanced=True), "2 blocks and 0 warps"),
-        (Split(False, balanced=True), "0 blocks and 0 warps"),
+        (Split("decode_attention", blocks=3), "3 blocks and 0 warps.*1, 2, 4 or 8"),
+        (Split("decode_attention", blocks=2), "2 blocks and 0 warps"),  # one without the other
+        (Split("decode_attention", warps=4), "0 blocks and 4 warps"),
+        (Split("decode_attention", blocks=2, warps=5), "2 blocks and 5 warps"),
+        (Split("stream_attention", blocks=16), "16 blocks and 0 warps.*[Ll]eave"),
+        (Split("stream_attention", blocks=2, warps=4), "2 blocks and 4 warps"),
+        (Split("balanced_attention", blocks=2), "2 blocks and 0 warps"),
+        (Split("stream"), "names 'stream'.*stream_attention.*Take one"),
     ],
 )
 def test_a_split_that_no_launcher_takes_is_told(split, says, launched):
     inputs = AttentionShape((9, 20), 4, 4, 64, decode=True).inputs("cpu", torch.float16, 0)
-    with pytest.raises(KernelError, match=f"{says}.*1, 2, 4 or 8.*[Ll]eave"):
+    with pytest.raises(KernelError, match=says):
         cuda.attention(*inputs, empty=fresh, split=split)
     assert launched == []
 

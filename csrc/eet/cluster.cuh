@@ -11,6 +11,14 @@
 
 namespace eet {
 
+// Whether all warps of a block wait for its cluster before they do anything else. They need not, but racecheck takes one
+// warp's wait for all of the block's, and a warp that waits for another one never comes there.
+#ifdef EET_RACECHECK
+constexpr bool kWaitsTogether = true;
+#else
+constexpr bool kWaitsTogether = false;
+#endif
+
 #if __CUDA_ARCH__ >= 900
 
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }

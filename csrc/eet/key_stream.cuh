@@ -2,9 +2,11 @@
 // come with the query. B rows, H heads, G KV heads, D head dim.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 
 #include "eet/attention.cuh"
+#include "eet/launch.cuh"
 #include "eet/ring.cuh"
 #include "eet/rotation.cuh"
 #include "eet/stream_warp.cuh"
@@ -34,6 +36,13 @@ struct KeyStream {
     return int64_t(page) * row + int64_t(kv) * head + int64_t(column) * kDim;
   }
 };
+
+// Whether the kernels that stream take a cache of such strides, or in such pages, on this GPU.
+inline bool can_stream(int64_t row_stride, int64_t head_stride, int64_t key_stride, const int* table, int log_page, int D) {
+  if (device_attribute(cudaDevAttrComputeCapabilityMajor) < 9) return false;
+  if (row_stride > INT_MAX || head_stride > INT_MAX || key_stride != D) return false;
+  return (D == 64 || D == 128) && (!table || 1 << log_page >= kLeastPage);
+}
 
 // What a block reads of a row: the keys that the row sees, and with which of them the block's stages begin.
 struct Tiles {

@@ -38,6 +38,23 @@ __device__ inline float4 merged(int num_parts, const float4* outs, int out_strid
   return merged<8>(outs, out_stride, stats, stat_stride, total);
 }
 
+// The same for any number of parts, one after the other.
+__device__ inline float4 merged_in_turn(int num_parts, const float4* outs, int out_stride, const float2* stats,
+                                        int stat_stride, float2& total) {
+  float4 out = {};
+  total = make_float2(kLowest, 0);
+#pragma unroll 1
+  for (int part = 0; part < num_parts; ++part) {
+    const float4 more = outs[part * out_stride];
+    const float2 its = stats[part * stat_stride];
+    const float most = fmaxf(total.x, its.x), mine = exp2_of(total.x - most), share = exp2_of(its.x - most);
+    total = make_float2(most, mine * total.y + share * its.y);
+    out.x = mine * out.x + share * more.x, out.y = mine * out.y + share * more.y;
+    out.z = mine * out.z + share * more.z, out.w = mine * out.w + share * more.w;
+  }
+  return out;
+}
+
 // How the parts of a row and head become its output: a block merges its warps' parts and sends each chunk of four
 // channels to one block of the cluster, which merges what it gets. Block `rank` gets chunks rank, rank + cluster, ...
 template <typename T>

@@ -26,9 +26,10 @@ MOST_BYTES = 50_000_000
 MANY_WAYS = ("prefill_attention", "prefill_masked_attention", "texts_attention")
 """Their launches depend on pads and head dims, and no step counts them."""
 DECODE = next(case for case in CASES if case.name == "decode_attention")
-SPLITS = [Split(streams=False, blocks=blocks, warps=warps) for warps in (4, 8) for blocks in (1, 2, 4, 8)]
-SPLITS += [Split(streams=True, blocks=blocks) for blocks in (1, 2, 4, 8)]
-BALANCED = Split(streams=True, balanced=True)
+SPLITS = [Split("decode_attention", blocks, warps) for warps in (4, 8) for blocks in (1, 2, 4, 8)]
+SPLITS += [Split("stream_attention", blocks) for blocks in (1, 2, 4, 8)]
+BALANCED = Split("balanced_attention")
+STREAMED = [Split("stream_attention", 1), Split("stream_attention", 4)]
 SPLITS += [BALANCED]
 DIVIDED = [
     AttentionShape((700, 1, 130), *heads, decode=True, page=page)
@@ -138,7 +139,11 @@ def test_however_decode_attention_is_divided(shape, split):
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("split", [Split(False, 2, 8), Split(True, 1), Split(True, 4), BALANCED], ids=str)
+@pytest.mark.parametrize(
+    "split",
+    [Split("decode_attention", 2, 8), Split("stream_attention", 1), Split("stream_attention", 4), BALANCED],
+    ids=str,
+)
 @pytest.mark.parametrize("page", [0, 32])
 @pytest.mark.parametrize("window", [None, 170])
 def test_each_row_has_a_column_of_its_own(split, page, window):
@@ -151,7 +156,7 @@ def test_each_row_has_a_column_of_its_own(split, page, window):
         alone = step._replace(columns=columns[row].expand(3))
         got = cuda.attention(qkv, copied(kv), alone, spec, empty=fresh, split=split)[row]
         # Balanced, all rows decide where one is divided, and so the order of its sums.
-        torch.testing.assert_close(got, out[row], rtol=0, atol=1e-3 * split.balanced)
+        torch.testing.assert_close(got, out[row], rtol=0, atol=1e-3 * (split == BALANCED))
     # A row whose pads reach beyond its column sees that column alone.
     begin = torch.tensor([0, 600, 401], device="cuda")
     empty = together._replace(keys=together.keys._replace(begin=begin))
@@ -160,7 +165,7 @@ def test_each_row_has_a_column_of_its_own(split, page, window):
     assert torch.equal(out[1:], value.reshape(2, 256))
 
 
-@pytest.mark.parametrize("split", [Split(False), Split(True, 1), Split(True, 4), BALANCED], ids=str)
+@pytest.mark.parametrize("split", [Split("decode_attention"), *STREAMED, BALANCED], ids=str)
 @pytest.mark.parametrize("window", [None, 255])
 def test_a_replayed_decode_goes_from_stage_to_stage(split, window):
     shape = AttentionShape((300, 320), 4, 4, 64, decode=True, slack=300, window=window)
@@ -191,14 +196,14 @@ def replayed_steps(call, columns, num_steps):
 def test_a_stream_is_refused_where_there_is_none():
     shape = AttentionShape((9, 20), 4, 4, 80, decode=True)
     with pytest.raises(KernelError, match=r"needs Hopper, .* the head dim is 80, .* Leave split out"):
-        cuda.attention(*shape.inputs("cuda", torch.float16, 0), empty=fresh, split=Split(streams=True))
+        cuda.attention(*shape.inputs("cuda", torch.float16, 0), empty=fresh, split=Split("stream_attention"))
     shape = AttentionShape((9, 20), 4, 4, 64, decode=True, masked=True)
     qkv, kv, step, spec, mask = shape.inputs("cuda", torch.float16, 0)
     with pytest.raises(KernelError, match="and mask is not None"):
-        cuda.masked_attention(qkv, kv, step, spec, mask=mask, empty=fresh, split=Split(streams=True))
+        cuda.masked_attention(qkv, kv, step, spec, mask=mask, empty=fresh, split=Split("stream_attention"))
 
 
-@pytest.mark.parametrize("split", [Split(streams=False), Split(streams=True), BALANCED], ids=str)
+@pytest.mark.parametrize("split", [Split("decode_attention"), Split("stream_attention"), BALANCED], ids=str)
 def test_a_replayed_decode_sees_where_the_column_is_now(split):
     shape = AttentionShape((9, 20), 4, 4, 64, decode=True, slack=12)
     qkv, kv, step, spec = shape.inputs("cuda", torch.float16, 3)

@@ -22,12 +22,15 @@ from eet_lab.ops.types import KV, NO_EXTRAS, Batch, Empty, Extras, Spec
 
 
 class Split(NamedTuple):
-    """How decode attention reads a row and KV head, and divides them; 0 leaves it to the launcher."""
+    """The kernel of decode attention, and how it divides a row and KV head; 0 leaves it to the launcher.
 
-    streams: bool  # through shared memory, which needs Hopper and a head dim of STREAM_DIMS; else into registers
-    blocks: int = 0  # of a cluster: 1, 2, 4 or 8; more than one needs Hopper
-    warps: int = 0  # of a block, if not `streams`: 4 or 8, with `blocks`
-    balanced: bool = False  # if `streams`: eight blocks share eight rows, without `blocks`
+    `decode_attention` reads keys into registers; `stream_attention` through shared memory, and so does
+    `balanced_attention`, of which eight blocks share eight rows: they need Hopper and a head dim of STREAM_DIMS.
+    """
+
+    kernel: str
+    blocks: int = 0  # of a cluster: 1, 2, 4 or 8; more than one needs Hopper; none of `balanced_attention`
+    warps: int = 0  # of a block of `decode_attention`: 4 or 8, with `blocks`
 
 
 STREAM_DIMS = (64, 128)
@@ -191,9 +194,10 @@ def _decode(cached: _Cached, turned: dict[str, Any], split: Split | None, depend
     B, H, G, D, seen = len(qkv), how["H"], how["G"], how["D"], window or K
     can_stream = cached.can_stream and D in STREAM_DIMS and _is_hopper(qkv.device.index)
     if split is None:
-        balanced = can_stream and _balances(B, H, G, D, seen)
-        split = Split(balanced or (can_stream and _streams(B, H, G, seen)), balanced=balanced)
-    if split.streams and not can_stream:
+        streaming = _streaming(B, H, G, D, seen) if can_stream else None
+        split = Split(streaming or "decode_attention")
+    is_streamed = split.kernel != "decode_attention"
+    if is_streamed and not can_stream:
         raise KernelError(
             f"{split} needs Hopper, no mask, a head dim of {STREAM_DIMS} and its columns side by side, but this is "
             f"{torch.cuda.get_device_name(qkv.device)}, the head dim is {D}, columns are {how['key_stride']} numbers "
@@ -205,16 +209,13 @@ def _decode(cached: _Cached, turned: dict[str, Any], split: Split | None, depend
         "num_pad": batch.keys.begin.data_ptr(), "dtype": DTYPES[qkv.dtype], "B": B, "scale": scale,
         "dependent": dependent,
     }  # fmt: skip
-    if split.streams:
+    if is_streamed:
         how["shared_bytes"] = paired_bytes(False, gpu().shared_bytes)
-    if split.balanced:
-        native.loaded("balanced_attention").eet_balanced_attention(**how)
-        return
-    how |= {"seen": seen, "cluster": split.blocks}
-    if split.streams:
-        native.loaded("stream_attention").eet_stream_attention(**how)
     else:
-        native.loaded("decode_attention").eet_decode_attention(**how, mask=at(mask), K=K, warps=split.warps)
+        how |= {"mask": at(mask), "K": K, "warps": split.warps}
+    if split.kernel != "balanced_attention":
+        how |= {"seen": seen, "cluster": split.blocks}
+    getattr(native.loaded(split.kernel), f"eet_{split.kernel}")(**how)
 
 
 def _append_and_attend(cached: _Cached) -> None:
@@ -316,21 +317,18 @@ def _paging(table: Tensor, page: int, B: int, K: int) -> dict[str, int | None]:
     return {"table": table.data_ptr(), "table_stride": table.stride(0), "log_page": page.bit_length() - 1}
 
 
-def _streams(B: int, H: int, G: int, K: int) -> bool:
-    """Whether a stream of keys and values is faster, beside the kernels of a layer (LOG).
+def _streaming(B: int, H: int, G: int, D: int, K: int) -> str | None:
+    """The kernel that streams keys and values, where one is faster beside the kernels of a layer (LOG).
 
-    By shapes alone, so that techniques that promise the same bits do not change them.
+    By shapes alone, so that techniques that promise the same bits do not change them. Rows share blocks where one that
+    is long among short ones would be all that a step waits for; then the lengths of a row's neighbours decide the order
+    of its sums, too.
     """
+    is_large = _jobs(B, H, G) > gpu().num_blocks
+    if is_large and B >= BALANCED_ROWS and BALANCED_COLUMNS[D] < K:
+        return "balanced_attention"
     fewest = STREAM_COLUMNS if B > 2 else STREAM_ALONE
-    return fewest < K and (K <= STREAM_MOST or _jobs(B, H, G) <= gpu().num_blocks)
-
-
-def _balances(B: int, H: int, G: int, D: int, K: int) -> bool:
-    """Whether rows share blocks: one that is long among short ones would be all that a step waits for (LOG).
-
-    Then the lengths of a row's neighbours decide the order of its sums, too.
-    """
-    return B >= BALANCED_ROWS and K > BALANCED_COLUMNS[D] and _jobs(B, H, G) > gpu().num_blocks  # noqa: SIM300
+    return "stream_attention" if fewest < K and (K <= STREAM_MOST or not is_large) else None
 
 
 def _jobs(B: int, H: int, G: int) -> int:
@@ -359,17 +357,19 @@ def _check_decode(keys: Tensor, split: Split | None) -> None:
         )
     if split is None:
         return
-    if split.balanced:
-        allowed = split.streams and not split.blocks and not split.warps
-    elif split.streams:
-        allowed = split.blocks in (0, *CLUSTERS) and not split.warps
-    else:
-        allowed = split.blocks == split.warps == 0 or (split.blocks in CLUSTERS and split.warps in WARPS)
-    if not allowed:
+    own, divided = split.blocks == split.warps == 0, split.blocks in CLUSTERS
+    allowed = {
+        "decode_attention": own or (divided and split.warps in WARPS),
+        "stream_attention": own or (divided and not split.warps),
+        "balanced_attention": own,
+    }
+    if split.kernel not in allowed:
+        raise KernelError(f"{split} names {split.kernel!r}, but decode attention has {', '.join(allowed)}. Take one.")
+    if not allowed[split.kernel]:
         raise KernelError(
             f"{split} has {split.blocks} blocks and {split.warps} warps, but a cluster has 1, 2, 4 or 8 blocks, of 4 "
-            "or 8 warps; with `streams`, leave `warps` at 0, and with `balanced` name `streams` alone. Leave all out, "
-            "and the launcher chooses."
+            "or 8 warps. Leave `warps` at 0 for stream_attention, both for balanced_attention, or all out: then the "
+            "launcher chooses."
         )
 
 
