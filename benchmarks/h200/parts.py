@@ -332,7 +332,7 @@ PARTS: dict[str, Part] = {
         ),
     ),
     "encode-bert": Part(60, encoded("encode:bert-base/t2048/p5-500", "pre_padding", "all")),
-    "policies-bert": Part(100, highest_loads("bert-base")),
+    "policies-bert": Part(220, highest_loads("bert-base")),
     "simulated-llama": Part(
         90,
         simulated_beside_measured(

@@ -30,7 +30,9 @@ SPAN_S = 0.8
 FEWEST, MOST, SMOKED = 300, 10_000, 30
 MOST_SIMULATED = 2_000
 """Texts of a simulation, which takes the host longer than a GPU takes to read them."""
-SIMULATIONS, TRIES = 6, 4
+SIMULATIONS, TRIES = 6, 6
+COUNTED = 3
+"""Runs of a load, of which the one in the middle counts: a host that is busy elsewhere disturbs one."""
 NAMES = ("naive_padding", "length_buckets", "dynamic_program", "token_budget")
 """The padded ones first: they share an engine, whose captured passes they share, too."""
 LENGTHS = (Uniform(5, 500), Uniform(2, 100))
@@ -41,8 +43,8 @@ LONGEST = 8_000
 DOCUMENTS = Drawn((*range(20, 301),) * 17 + (LONGEST,) * 24, f"U[20,300], one of 200 of {LONGEST:,}")
 """Prompts of a chat, among which is now and then a document: whoever comes while it is read waits for all of it."""
 DOCUMENT_AXES = (0, 1, 64, 256, 512, 1024, 2048, 4096, 8191), (1, 4, 16, 64), (16, 320, 1300, 8300)
-LOWEST = 0.3
-"""The least of what is simulated at which a search begins: it ends there where no load was in time."""
+LOWEST, HIGHEST = 0.3, 2.7
+"""The shares of what is simulated between which a load is searched for: it is the lowest where none was in time."""
 LOAD = 0.7
 """The share of the capacity at which a simulation is held against what is measured."""
 
@@ -123,7 +125,7 @@ def _highest(
     engines: dict[str, EncoderEngine],
     opened: ExitStack,
 ) -> dict[str, Any]:
-    """By bisection, first in simulation and then measured up to one and a half times of what that says.
+    """By bisection, first in simulation and then measured around what that says.
 
     An engine of each recipe stays open, so that what it captures is captured once.
     """
@@ -135,9 +137,12 @@ def _highest(
 
     def measured(rate: float) -> Latencies:
         traffic, policy = _traffic(rate, lengths, name, table, fewest, MOST)
-        for _ in range(2):  # the second counts: a server that has run for a while has captured its passes
-            served = serve_traffic(model, traffic, policy, table, engine=engine, cancel=session.deadline)
-        return served
+        runs = [
+            serve_traffic(model, traffic, policy, table, engine=engine, cancel=session.deadline)
+            for _ in range(1 + COUNTED)
+        ]
+        # Without the first: a server that has run for a while has captured its passes.
+        return sorted(runs[1:], key=lambda served: served.percentiles["e2e_ms"]["p99"])[COUNTED // 2]
 
     expected, _ = _bisected(simulated, most / 100, most * 1.1, 3 if session.smoke else SIMULATIONS)
     traffic, policy = _traffic(expected, lengths, name, table, fewest, MOST)
@@ -148,7 +153,7 @@ def _highest(
     begin, before = time.perf_counter(), engine.captures  # of policies that had this engine earlier
     warm_up_encoder(model, engine, traffic, policy, table, session.deadline)
     warm = {"warm_up_s": round(time.perf_counter() - begin, 1), "captures": engine.captures - before}
-    reached, at = _bisected(measured, expected * LOWEST, expected * 1.5, 2 if session.smoke else TRIES)
+    reached, at = _bisected(measured, expected * LOWEST, expected * HIGHEST, 2 if session.smoke else TRIES)
     return {"simulated_per_s": expected, "measured_per_s": reached, "at": at} | warm
 
 
