@@ -256,7 +256,7 @@ def test_the_same_recipe_in_other_words_is_timed_once(tiny):
     ("recipes", "providers", "says"),
     [
         ([], ["eet_lab", "hf-sdpa"], r"No recipe is given. Name one, such as 'all', or leave eet_lab out"),
-        ("all", [], "no provider is named. Add eet_lab, or another of hf-eager, hf-sdpa"),
+        ("all", [], "No provider is named. Known ones: eet_lab, hf-eager, hf-sdpa"),
         ("all", ["hf-max-autotune"], "on a GPU only. Add eet_lab, or another of hf-eager"),
     ],
 )

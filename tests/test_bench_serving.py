@@ -122,6 +122,8 @@ def test_what_cannot_be_served_is_told():
             serve_all(ours("llama"), "serve:any/r2/p2/n2/all", recipe, "vllm" if "vllm" in says else "eet_lab")
     with pytest.raises(PromptError, match="No recipe is given"):
         serve_all(ours("llama"), "serve:any/r2/p2/n2/all", [])
+    with pytest.raises(PromptError, match="No provider of requests is named. Known ones: eet_lab, "):
+        serve_all(ours("llama"), "serve:any/r2/p2/n2/all", providers=[])
     stop = threading.Event()
     stop.set()
     with pytest.raises(Cancelled):

@@ -88,7 +88,7 @@ def entered(
     peers = {name: PEERS[name].unavailable(device) for name in providers if name in PEERS}
     others, absent = timing.split(peers)
     if not chosen and not others:
-        why = "; ".join(absent) or "no provider is named"
+        why = "; ".join(absent)
         raise PromptError(f"Nothing is left to time: {why}. Add {OURS}, or another of {', '.join(PEERS)}.")
     fitting, too_large = check_fit(model.decoder, device, workload, chosen)
     return Entries(fitting, others, [*absent, *repeated, *too_large], rows)

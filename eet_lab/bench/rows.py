@@ -90,14 +90,16 @@ class Row:
 
 
 def named(providers: Sequence[str] | str, known: Sequence[str], what: str = "", beside: str = "") -> list[str]:
-    """The providers, one or several, by their names, each once; PromptError for what is none of `known`.
+    """The providers, one or several, by their names, each once; PromptError for none, and for what is none of `known`.
 
     The error says `what` they provide, and what there is `beside` those that are known.
     """
     names = [providers] if isinstance(providers, str) else list(dict.fromkeys(providers))
+    of, told = f" of {what}" if what else "", ", ".join(known) + beside
+    if not names:
+        raise PromptError(f"No provider{of} is named. Known ones: {told}.")
     for name in names:
         if name not in known:
-            of, told = f" of {what}" if what else "", ", ".join(known) + beside
             raise PromptError(f"There is no provider {name!r}{of}.{did_you_mean(name, known)} Known ones: {told}.")
     return names
 
