@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import pwd
 import re
 import signal
 import socket
@@ -199,6 +200,13 @@ def test_display(monkeypatch):
     assert not serve.has_display()
     monkeypatch.setenv("DISPLAY", ":0")
     assert serve.has_display()
+
+
+def test_a_user_without_a_name_still_gets_the_address(monkeypatch):
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[f"uid not found: {uid}"])
+    assert f"ssh -N -L 8888:127.0.0.1:8888 USER@{socket.gethostname()}" in serve.address("http://a", 8888, False)
 
 
 def test_an_error_on_our_side_leaves_no_server_behind():

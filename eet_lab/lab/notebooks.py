@@ -10,6 +10,7 @@ from typing import Any
 
 from eet_lab import paths
 from eet_lab.errors import SetupError, did_you_mean
+from eet_lab.words import counted
 
 WORKBENCH = "workbench.ipynb"
 MARK = "eet_lab"
@@ -27,7 +28,7 @@ def prepare(folder: Path | None = None) -> tuple[Path, Path]:
         return paths.PACKAGE.parent, target
     copied, changed = copy_notebooks(target)
     if copied:
-        print(f"Copied {len(copied)} notebooks into {target}")
+        print(f"Copied {counted(len(copied), 'notebook')} into {target}")
     for path in changed:
         _say_kept(path)
     return target, target

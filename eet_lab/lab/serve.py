@@ -8,6 +8,7 @@ import secrets
 import socket
 import sys
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -74,10 +75,12 @@ def address(url: str, port: int, browser: bool) -> str:
     """What to open, and how to get there from another computer."""
     lines = ["", "  EET Lab is running. Stop it with Ctrl+C.", "", f"  {url}", ""]
     if not browser:
-        user, machine = getpass.getuser(), socket.gethostname()
+        user = "USER"
+        with suppress(OSError, KeyError):  # a container may run as a user without a name
+            user = getpass.getuser()
         lines += [
             "  No browser here? On your own computer run this, then open the address above there:",
-            f"  ssh -N -L {port}:{server.HOST}:{port} {user}@{machine}",
+            f"  ssh -N -L {port}:{server.HOST}:{port} {user}@{socket.gethostname()}",
             "",
         ]
     return "\n".join(lines)
