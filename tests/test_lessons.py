@@ -249,6 +249,8 @@ def test_a_frame_carries_only_what_changes(words):
         batch_steps.mask_steps(["a b c", "d e f g h"], model=words),
     )
     assert rendered(shown[0])["data"]["text/plain"] == "Figure: baseline, pre-padding", "it has no title of its own"
+    shown[1].update_layout(title={"text": "<span style='x'>a &lt; b</span><br>and <b>c</b>"})
+    assert rendered(shown[1])["data"]["text/plain"] == "Figure: a < b and c", "this is no place for tags"
     for fig in shown:
         for frame in rendered(fig)["data"][PLOTLY]["frames"]:
             assert all(set(trace) == {"type", "z"} and "bdata" in trace["z"] for trace in frame["data"])

@@ -7,7 +7,8 @@ renderers embed it (5 MB) or fetch it from the network.
 from __future__ import annotations
 
 import json
-from html import escape
+import re
+from html import escape, unescape
 from typing import Any
 
 import anywidget
@@ -19,6 +20,7 @@ from IPython.display import HTML, display
 from eet_lab.figures.script import all_widgets, script, style
 
 PLOTLY = "application/vnd.plotly.v1+json"
+TAG = re.compile("<[^>]*>")
 # `responsive` lets plotly.js take the height of what it stands in. Only a FigureBox has one of its own: in a cell's
 # output, which is as high as its content, the figure would shrink to nothing.
 CONFIG = {
@@ -72,8 +74,9 @@ def rendered(thing: Any, **config: Any) -> dict[str, Any]:
 
 
 def _title(fig: go.Figure) -> str:
-    """A figure's title, or those of its panels."""
-    return fig.layout.title.text or ", ".join(note.text for note in fig.layout.annotations if note.text) or "untitled"
+    """A figure's title, or those of its panels, without tags."""
+    whole = fig.layout.title.text or ", ".join(note.text for note in fig.layout.annotations if note.text) or "untitled"
+    return unescape(TAG.sub("", whole.replace("<br>", " ")))
 
 
 class FigureBox(W.VBox):
