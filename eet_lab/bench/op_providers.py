@@ -59,6 +59,7 @@ from eet_lab.ops.cases import Case
 from eet_lab.ops.cuda.norm import INTERLEAVED
 from eet_lab.ops.int8_cases import Int8Shape
 from eet_lab.ops.next_token_case import NextTokenShape
+from eet_lab.ops.pieces import composed
 from eet_lab.ops.row_cases import NormShape
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
 from eet_lab.ops.types import Linear, Spec, autograd, fresh
@@ -209,38 +210,9 @@ def linear(shape: LinearShape, inputs: Inputs) -> Prepared:
     return Prepared(lambda: F.linear(x, w.weight, w.bias))
 
 
-def linear_add(shape: LinearShape, inputs: Inputs) -> Prepared:
-    """linear(x) + residual, in two calls."""
-    x, w, residual = inputs[0], inputs[1], inputs[2].clone()
-    return Prepared(lambda: F.linear(x, w.weight, w.bias) + residual)
-
-
-def norm_linear(shape: LinearShape, inputs: Inputs) -> Prepared:
-    """act(linear(norm(x))), a call each."""
-    x, norm_w, w, act = inputs[0], inputs[1], inputs[2], ACTS[inputs[3]]
-    return Prepared(lambda: act(F.linear(torch_norm(x, norm_w), w.weight, w.bias)))
-
-
-def norm(shape: Any, inputs: Inputs) -> Prepared:
-    """Layer norm, or RMS norm without a bias."""
-    return Prepared(lambda: torch_norm(inputs[0], inputs[1]))
-
-
-def embed(shape: Any, inputs: Inputs) -> Prepared:
-    """Two look-ups and a sum."""
-    ids, positions, token_emb, position_emb = inputs
-    return Prepared(lambda: F.embedding(ids, token_emb) + F.embedding(positions, position_emb))
-
-
-def choose(shape: Any, inputs: Inputs) -> Prepared:
-    """Arg-max, or a draw with PyTorch's topk, sort and cumsum: the reference itself."""
-    logits, *_, positions, sampling = inputs
-    return Prepared(lambda: reference.choose(logits, positions, sampling))
-
-
-def next_token(shape: NextTokenShape, inputs: Inputs) -> Prepared:
-    """Norm, product and choice, as the reference has them."""
-    return Prepared(lambda: reference.next_token(*inputs, empty=fresh))
+def called(function: Callable[..., Any]) -> Callable[[Any, Inputs], Prepared]:
+    """What calls a function on the inputs as they are."""
+    return lambda shape, inputs: Prepared(partial(function, *inputs))
 
 
 def _int8(shape: Shape) -> str | None:
@@ -248,26 +220,34 @@ def _int8(shape: Shape) -> str | None:
     return "PyTorch's linear takes no int8 weights" if has_int8 else None
 
 
+REFERENCE = "it is the reference"
 PLAIN = (
     OpProvider(
-        "torch-linear",
-        ("norm_linear", "linear_residual"),
-        linear,
-        less="the product alone: nothing around it",
+        "torch-linear", ("norm_linear", "linear_residual"), linear, less="the product alone: nothing around it",
         unfit=_int8,
     ),
-    OpProvider("torch-linear-add", ("linear_residual",), linear_add, unfit=_int8),
-    OpProvider("torch-norm-linear", ("norm_linear",), norm_linear, unfit=_int8),
-    OpProvider("torch-norm", ("norm",), norm),
-    OpProvider("torch-embed", ("embed",), embed),
-    OpProvider("torch-next-token", ("next_token",), next_token, less="it is the reference", unfit=_int8),
-    OpProvider("torch-choose", ("choose", "choose_top_k"), choose, less="it is the reference"),
-)
-
-
-def softmax(shape: Any, inputs: Inputs) -> Prepared:
-    """PyTorch's softmax over the last dimension."""
-    return Prepared(lambda: torch.softmax(inputs[0], -1))
+    OpProvider(
+        "torch-linear-add", ("linear_residual",),
+        called(lambda x, w, residual: F.linear(x, w.weight, w.bias) + residual), unfit=_int8,
+    ),
+    OpProvider(
+        "torch-norm-linear", ("norm_linear",),
+        called(lambda x, norm, w, act: ACTS[act](F.linear(torch_norm(x, norm), w.weight, w.bias))), unfit=_int8,
+    ),
+    OpProvider("torch-norm", ("norm",), called(torch_norm)),
+    OpProvider(
+        "torch-embed", ("embed",),
+        called(lambda ids, places, tokens, positions: F.embedding(ids, tokens) + F.embedding(places, positions)),
+    ),
+    OpProvider(
+        "torch-next-token", ("next_token",), called(partial(reference.next_token, empty=fresh)), less=REFERENCE,
+        unfit=_int8,
+    ),
+    OpProvider(  # of the inputs, the last two are positions and sampling
+        "torch-choose", ("choose", "choose_top_k"),
+        called(lambda logits, *more: reference.choose(logits, *more[-2:])), less=REFERENCE,
+    ),
+)  # fmt: skip
 
 
 def interleaved(rows: int, shape: Any, inputs: Inputs) -> Prepared:
@@ -278,7 +258,7 @@ def interleaved(rows: int, shape: Any, inputs: Inputs) -> Prepared:
 
 
 ROWS = (
-    OpProvider("torch-softmax", ("softmax",), softmax),
+    OpProvider("torch-softmax", ("softmax",), called(partial(torch.softmax, dim=-1))),
     *(
         OpProvider(f"eet_lab-{rows}-rows", ("norm", "softmax"), partial(interleaved, rows), native.available)
         for rows in INTERLEAVED[1:]
@@ -297,12 +277,11 @@ def _parts(device: str) -> Parts:
 
 def piece(op: Callable, name: str) -> Callable:
     """What an op is composed of under that keyword, or the reference of that name."""
-    while isinstance(op, partial):  # whose signature is that of what it wraps
-        if name in op.keywords:
-            return op.keywords[name]
-        op = op.func
-    bound = inspect.signature(op).parameters.get(name)
-    return getattr(reference, name) if bound is None else bound.default
+    plain, bound = composed(op)
+    if name in bound:
+        return bound[name]
+    default = inspect.signature(plain).parameters.get(name)
+    return getattr(reference, name) if default is None else default.default
 
 
 def ours(shape: Any, inputs: Inputs) -> Prepared:
