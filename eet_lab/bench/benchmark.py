@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from eet_lab.bench import peers, timing
 from eet_lab.bench.cost import expansion_ms, predicted_ms, step_cost
@@ -114,9 +114,11 @@ def _timed(
         made, absent = peers.make(others, model.decoder, rows, settings)
         providers: list[Provider] = [*ours, *(PeerProvider(peer, model, rows) for peer in made)]
         try:
-            makers = {each.name: partial(each.prepare, check, tally.building) for each in providers}
+            makers: dict[str, Callable[[], Provider]] = {
+                each.name: partial(each.prepare, check, tally.building) for each in providers
+            }
             ready, failed = timing.ready(makers, [each.name for each in ours], tally, cancel)
-            series = [Series(name, each.time) for name, each in ready.items()]
+            series: list[Series[Any]] = [Series(name, each.time) for name, each in ready.items()]
             timing.in_turn(series, Rounds(repeats), tally, cancel)
             shared = {"workload": str(workload), "dtype": model.dtype}
             timed = zip(ready.values(), series, strict=True)
@@ -147,28 +149,8 @@ def _quality(model: Model, recipes: Sequence[Recipe], tally: Tally, cancel: Canc
     return told
 
 
-class Provider(Protocol):
-    """One that takes part, ours with one recipe."""
-
-    name: str
-
-    def prepare(self, check: ParityCheck, progress: Progress) -> Provider:
-        """Build, compile, warm up, check the output, and return itself."""
-        ...
-
-    def time(self) -> Any:
-        """One measured run."""
-
-    def figures(self, runs: Sequence[Any]) -> dict[str, Any]:
-        """What a row holds of these runs."""
-        ...
-
-    def close(self) -> None:
-        """Give the memory back."""
-
-
 class RecipeProvider:
-    """A recipe of this package."""
+    """A recipe of this package. `figures` is what a row holds of its runs."""
 
     def __init__(self, subject: Subject, recipe: Recipe, model: Model, rows: Sequence[Sequence[int]]) -> None:
         self.name, self.subject = subject.recipe, subject
@@ -264,6 +246,9 @@ class PeerProvider:
         columns = max(map(len, self._rows)) + new_tokens - 1
         per_column = self._model.config.kv_bytes_per_token(self._model.decoder.dtype.itemsize)
         return self._peer.peak_bytes - self._peer.weight_bytes - len(self._rows) * columns * per_column
+
+
+Provider = RecipeProvider | PeerProvider
 
 
 def costs(cost: Cost, counted: StepLaunches | None, device: str, extra_ms: float = 0.0) -> dict[str, Any]:
