@@ -41,11 +41,10 @@ def taken(tiny) -> Timelines:
 
 
 def on_gpu(step: ProfiledStep, recipe: str, unprofiled_us: float, **more) -> Timeline:
-    about = ("torch.profiler, NVIDIA H200", "NVIDIA H200, driver 580.1")
-    busy = step.device_busy_us
-    return Timeline(
-        recipe, "cuda", *about, 8, 190, step.spans, step.step_us, unprofiled_us, step.num_launches, busy, **more
-    )
+    about = {"source": "torch.profiler, NVIDIA H200", "origin": "NVIDIA H200, driver 580.1", "device_kind": "cuda"}
+    about |= {"num_rows": 8, "num_columns": 190, "num_left_out": 0, "remark": "", "unprofiled_us": unprofiled_us}
+    seen = {name: getattr(step, name) for name in ("spans", "step_us", "num_launches", "device_busy_us")}
+    return Timeline(recipe=recipe, **about | seen | more)
 
 
 @pytest.fixture(scope="module")

@@ -63,8 +63,8 @@ class Span:
         return self.start_us + self.dur_us
 
 
-@dataclass(frozen=True)
-class Timeline:
+@dataclass(frozen=True, kw_only=True)
+class Facts:
     """One step of `num_rows` rows, alone on the device. One that decodes reads `num_columns` columns of the KV cache,
     and one that trains so many tokens.
 
@@ -75,20 +75,26 @@ class Timeline:
     `source` is who watched, `origin` where, with which versions and when, `remark` what could not be seen.
     """
 
-    recipe: str
+    recipe: Text
     device_kind: Literal["cpu", "cuda"]
-    source: str
-    origin: str
-    num_rows: int
-    num_columns: int
-    spans: tuple[Span, ...]
-    step_us: float
-    unprofiled_us: float
-    num_launches: int
-    device_busy_us: float | None
-    num_left_out: int = 0
-    remark: str = ""
+    source: Text
+    origin: Text
+    num_rows: Count
+    num_columns: Count
+    step_us: Us
+    unprofiled_us: Annotated[float, Meta(gt=0, le=LONGEST_US)]
+    num_launches: Count
+    device_busy_us: Us | None
+    num_left_out: Count
+    remark: Text
     stage: Literal["decode", "train"] = "decode"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline(Facts):
+    """A step and its spans."""
+
+    spans: tuple[Span, ...]
 
     @property
     def busy_share(self) -> float | None:
@@ -181,33 +187,20 @@ class Name:
     num_bytes: Bytes | None
 
 
-@dataclass(frozen=True)
-class Packed:
+@dataclass(frozen=True, kw_only=True)
+class Packed(Facts):
     """A `Timeline` with its spans as columns, one number each: which of `names`, the tenths of a microsecond from the
     span before to its start, those that it took, and how many places back its launch is (0: unknown).
     """
 
-    recipe: Text
-    device_kind: Literal["cpu", "cuda"]
-    source: Text
-    origin: Text
-    num_rows: Count
-    num_columns: Count
-    step_us: Us
-    unprofiled_us: Annotated[float, Meta(gt=0, le=LONGEST_US)]
-    num_launches: Count
-    device_busy_us: Us | None
-    num_left_out: Count
-    remark: Text
     names: Column[Name]
     name: Column[Count]
     start: Column[int]
     dur: Column[Tenths]
     launch: Column[Count]
-    stage: Literal["decode", "train"] = "decode"
 
 
-FACTS = [f.name for f in fields(Timeline) if f.name != "spans"]
+FACTS = [f.name for f in fields(Facts)]
 TIMES = ("step_us", "unprofiled_us", "device_busy_us")
 
 
