@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.bench.measured import device_name, versions
-from eet_lab.bench.timing import captured, event_ms
+from eet_lab.bench.timing import captured, took_ms
 from eet_lab.errors import EETError
 from eet_lab.ops import cuda, native
 from eet_lab.ops.cuda import choice, linear
@@ -98,7 +98,7 @@ class Product:
             except EETError:
                 return None
             graph = captured(runs)
-        return round(min(event_ms(graph.replay) for _ in range(REPLAYS)) * 1e3 / len(runs), 1)
+        return round(min(took_ms(graph.replay, "cuda") for _ in range(REPLAYS)) * 1e3 / len(runs), 1)
 
     @property
     def is_int8(self) -> bool:

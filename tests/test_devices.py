@@ -262,5 +262,6 @@ def test_the_engine_threads_jobs_run_on_the_models_gpu(gpus):
 
 
 def test_a_time_is_taken_by_the_clock_of_the_kind(gpus, monkeypatch):
-    monkeypatch.setattr(timing, "event_ms", lambda work: 7.0)
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda later: 7.0)
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
     assert timing.took_ms(lambda: None, devices.kind_of("cuda:1")) == 7.0

@@ -27,7 +27,7 @@ from eet_lab.bench.op_workloads import OpProvider
 from eet_lab.bench.rows import OURS
 from eet_lab.bench.static_decoder import ACTS
 from eet_lab.bench.static_decoder import norm as torch_norm
-from eet_lab.bench.timing import LeftOut
+from eet_lab.bench.timing import LeftOut, missing, no_liger
 from eet_lab.bench.train_ops import (
     BETAS,
     DECAY,
@@ -184,12 +184,6 @@ def _varlen_unavailable(device: str) -> str | None:
     return None
 
 
-def _flashinfer_unavailable(device: str) -> str | None:
-    if device != "cuda":
-        return "FlashInfer needs an NVIDIA GPU"
-    return None if find_spec("flashinfer") else "FlashInfer is not installed: pip install flashinfer-python"
-
-
 def _on_gpu(what: str, device: str) -> str | None:
     return None if device == "cuda" else f"{what} needs an NVIDIA GPU"
 
@@ -200,7 +194,7 @@ ATTENTION: tuple[OpProvider, ...] = (
     OpProvider("torch-sdpa-cudnn", OPS, partial(sdpa, SDPBackend.CUDNN_ATTENTION), ONE_KERNEL),
     OpProvider("torch-sdpa-efficient", OPS, partial(sdpa, SDPBackend.EFFICIENT_ATTENTION), ONE_KERNEL),
     OpProvider("torch-varlen", OPS, varlen, _varlen_unavailable),
-    OpProvider("flashinfer", OPS, flashinfer, _flashinfer_unavailable),
+    OpProvider("flashinfer", OPS, flashinfer, partial(missing, "FlashInfer", "flashinfer-python", ("flashinfer",))),
 )
 
 
@@ -324,13 +318,6 @@ def our_update(inputs: Inputs) -> Prepared:
     return updates(optimizer, own)
 
 
-def _liger_unavailable(device: str) -> str | None:
-    if device != "cuda":
-        return _on_gpu("Liger", device)
-    there = find_spec("liger_kernel") and find_spec("triton")
-    return None if there else "Liger is not installed: pip install liger-kernel"
-
-
 def _chunked_unavailable(device: str) -> str | None:
     if hasattr(F, "linear_cross_entropy"):
         return None
@@ -349,7 +336,7 @@ TRAINING = (
     OpProvider("torch-fused", ("adamw",), partial(torch_update, "fused")),
     OpProvider("torch-linear-cross-entropy", (LINEAR,), partial(differentiated, CHUNKED), _chunked_unavailable),
     OpProvider("torch-cudnn-attention", ("attention_backward",), CUDNN, partial(_on_gpu, "cuDNN's kernel")),
-    OpProvider("liger", ("norm_backward", LOSS, LINEAR), partial(differentiated, LIGER), _liger_unavailable),
+    OpProvider("liger", ("norm_backward", LOSS, LINEAR), partial(differentiated, LIGER), no_liger),
 )
 
 PROVIDERS: dict[str, OpProvider] = {provider.name: provider for provider in (*PLAIN, *ROWS, *ATTENTION, *TRAINING)}

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, redi
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from io import StringIO
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from eet_lab.bench.launches import STEPS, StepLaunches, counting
 from eet_lab.bench.static_decoder import Peer, Rows, Timing, TorchCompile, TorchGraphs, left_padded
-from eet_lab.bench.timing import LeftOut, Stopwatch, allocated
+from eet_lab.bench.timing import LeftOut, Stopwatch, allocated, no_liger
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import ModelError, OutOfMemory, first_line
 from eet_lab.models.config import EncoderConfig, Seq2SeqConfig, VisionConfig
@@ -326,10 +325,8 @@ def _with_liger(model: Any) -> Callable[[], AbstractContextManager[None]]:
 
     Liger also replaces functions of transformers' module, for all models: they are put back, and are there within.
     """
-    if model.device.type != "cuda":
-        raise LeftOut("Liger's kernels need an NVIDIA GPU")
-    if not (find_spec("liger_kernel") and find_spec("triton")):
-        raise LeftOut("Liger is not installed: pip install liger-kernel")
+    if why := no_liger(model.device.type):
+        raise LeftOut(why)
     known = import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
     kind = model.config.model_type
     if kind not in known:

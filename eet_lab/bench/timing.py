@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -118,16 +120,11 @@ class Stopwatch:
         return [self.between_ms(0, number) for number in range(1, len(self._marks))]
 
 
-def event_ms(work: Callable[[], Any]) -> float:
-    """Milliseconds that the device takes for what `work` launches."""
-    clock = Stopwatch("cuda")
+def took_ms(work: Callable[[], Any], device: str) -> float:
+    """Milliseconds that one call takes on `device` ("cpu", or "cuda": that is what it launches)."""
+    clock = Stopwatch(device)
     work()
     return clock.between_ms(0, clock.mark())
-
-
-def took_ms(work: Callable[[], Any], device: str) -> float:
-    """Milliseconds that one call takes on `device` ("cpu" or "cuda")."""
-    return event_ms(work) if device == "cuda" else on_host(work).seconds * 1e3
 
 
 @once_per_device
@@ -270,6 +267,16 @@ def forget_compiled() -> None:
 
 class LeftOut(Exception):
     """One who cannot do what is timed; says why."""
+
+
+def missing(what: str, package: str, modules: Sequence[str], device: str) -> str | None:
+    """Why another's kernels for GPUs cannot run on a device, or None."""
+    if device != "cuda":
+        return f"{what} needs an NVIDIA GPU"
+    return None if all(map(find_spec, modules)) else f"{what} is not installed: pip install {package}"
+
+
+no_liger = partial(missing, "Liger", "liger-kernel", ("liger_kernel", "triton"))
 
 
 def ready(

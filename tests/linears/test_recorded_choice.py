@@ -81,7 +81,7 @@ def test_the_script_times_one_kernel_at_a_time(kernel_choice, name, monkeypatch)
     monkeypatch.setattr(kernel_choice, "random", lambda *shape: torch.randn(*shape, dtype=torch.float16))
     monkeypatch.setattr(kernel_choice, "LEAST_BYTES", 1)
     monkeypatch.setattr(kernel_choice, "captured", captured)
-    monkeypatch.setattr(kernel_choice, "event_ms", lambda replay: 1.0)
+    monkeypatch.setattr(kernel_choice, "took_ms", lambda replay, device: 1.0)
     product = replace(kernel_choice.PRODUCTS[name], sizes=((48, 64),), tokens=(3,))
     [row] = product.rows()
     assert len(row) == len(product.columns) and None not in row
