@@ -7,7 +7,7 @@ declare and from a tiny decoder. B rows, T tokens, K columns of the KV cache, L 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, NamedTuple
@@ -86,57 +86,44 @@ class TorchCalls(DispatchMode):
 class CallCounter(TorchCalls):
     """The counter for a CPU, where every call of PyTorch is launch and kernel in one."""
 
-    _runs = False
+    def __init__(self, running: ExitStack) -> None:
+        super().__init__()
+        self._running = running
 
     def start(self) -> None:
         self.calls.clear()
-        self._runs = True
-        self.__enter__()
+        self._running.enter_context(self)
 
     def stop(self) -> StepLaunches:
-        self.end()
+        self._running.close()
         return StepLaunches(len(self.calls), len(self.calls))
-
-    def end(self) -> None:
-        if self._runs:
-            self.__exit__(None, None, None)
-        self._runs = False
 
 
 class Profile:
     """The same for a GPU, as far as torch's profiler may look: what was launched before `start` does not count."""
 
-    def __init__(self) -> None:
+    def __init__(self, running: ExitStack) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-        self._profile, self._runs = torch.profiler.profile(activities=activities), False
+        self._profile, self._running = torch.profiler.profile(activities=activities), running
 
     def start(self) -> None:
         torch.cuda.synchronize()
-        self._runs = True
-        self._profile.start()
+        self._running.enter_context(self._profile)
 
     def stop(self) -> StepLaunches:
         torch.cuda.synchronize()
-        self.end()
+        self._running.close()
         events = self._profile.events() or []
         on_device = [e for e in events if e.device_type == torch.profiler.DeviceType.CUDA and not e.is_user_annotation]
         launches = sum(e.name.startswith(CALLS) for e in events if e.device_type == torch.profiler.DeviceType.CPU)
         return StepLaunches(launches, len(on_device))
 
-    def end(self) -> None:
-        if self._runs:
-            self._profile.stop()
-        self._runs = False
-
 
 @contextmanager
 def counting(device: str) -> Iterator[CallCounter | Profile]:
     """What counts between `start` and `stop`, on "cpu" or "cuda"; it ends with the block, whatever happened there."""
-    counter = CallCounter() if device == "cpu" else Profile()
-    try:
-        yield counter
-    finally:
-        counter.end()
+    with ExitStack() as running:
+        yield CallCounter(running) if device == "cpu" else Profile(running)
 
 
 def launches_per_token(engine: Engine, num_rows: int) -> StepLaunches | None:
