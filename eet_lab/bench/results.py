@@ -50,6 +50,16 @@ SCHEMA = 1
 """The version of the file format; raised when an older reader would misread a newer file."""
 
 
+def written(path: str | Path, text: str, what: str) -> Path:
+    """The path of a file that has this text now; ResultError where it cannot be written."""
+    path = Path(path)
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise ResultError(f"The {what} cannot be written to {path}: {error.strerror}. Choose another place.") from error
+    return path
+
+
 @dataclass(frozen=True, repr=False)
 class Result:
     """What Run, Comparison and Ladder share: what was measured where, files and tables.
@@ -68,14 +78,7 @@ class Result:
 
         `beside` are entries to keep beside the result, such as what a monitor recorded.
         """
-        path = Path(path)
-        try:
-            write_whole(path, self.to_json(**beside))
-        except OSError as error:
-            raise ResultError(
-                f"The result cannot be written to {path}: {error.strerror}. Choose another place."
-            ) from error
-        return path
+        return written(path, self.to_json(**beside), "result")
 
     def to_json(self, **beside: Any) -> str:
         """What `save` writes."""

@@ -18,10 +18,9 @@ from msgspec import Meta
 
 from eet_lab import codec
 from eet_lab.bench.launches import Call, num_launches
-from eet_lab.bench.results import read_result
+from eet_lab.bench.results import read_result, written
 from eet_lab.codec import Count, content_of
 from eet_lab.errors import ResultError
-from eet_lab.paths import write_whole
 from eet_lab.words import plain
 
 Lane = Literal["host", "device"]
@@ -287,12 +286,7 @@ THREADS = {"host": 1, "device": 2}
 
 def write_trace(path: str | Path, timelines: Sequence[Timeline]) -> Path:
     """Write them one below the other, each from 0 on; ResultError where the file cannot be written."""
-    path = Path(path)
-    try:
-        write_whole(path, trace_text(timelines))
-    except OSError as error:
-        raise ResultError(f"The trace cannot be written to {path}: {error.strerror}. Choose another place.") from error
-    return path
+    return written(path, trace_text(timelines), "trace")
 
 
 def trace_text(timelines: Sequence[Timeline]) -> str:
