@@ -96,17 +96,13 @@ def compare(
     return found
 
 
-def _ignored(phase: str, about: str) -> None:
-    """Nobody asks."""
-
-
 class _Side:
     """A recipe that is compared: its subject, its runs, and what else is known of it by now."""
 
     def __init__(self, job: RunInputs, recipe: Recipe, source: Source, cancel: Cancel | None) -> None:
         self.recipe, self.subject = recipe, Subject(job.model, recipe, job.rows, job.settings, source, cancel)
         self.timed = Series(str(recipe), self._run)
-        self.on_phase: OnPhase = _ignored
+        self.on_phase: OnPhase = lambda phase, about: None
         self.stays = True
         self.watched: list[TimedRun] = []
         self.quality: Perplexity | None = None
@@ -137,25 +133,24 @@ class _Pair:
     """Both recipes of a comparison, from warming up to the result."""
 
     def __init__(self, job: RunInputs, before: _Side, after: _Side, tally: Tally, on_phase: OnPhase | None) -> None:
-        self._job, self._tally, self._on_phase = job, tally, on_phase or _ignored
-        self._described = job.described()
+        self._job, self._tally, self._described = job, tally, job.described()
         self.before, self.after = self.sides = before, after
         for side in self.sides:
-            side.on_phase = self._on_phase
+            side.on_phase = on_phase or side.on_phase
 
     def check(
         self, cancel: Cancel | None, watch: bool, on_step: OnStep | None, on_engine: Callable[[Engine], None] | None
     ) -> None:
         """Warm up, run both once for those who watch, and check the output."""
         for side in self.sides:
-            self._enter("warm-up", side.recipe, f"warming up {side.recipe}")
+            self._enter("warm-up", side, f"warming up {side.recipe}")
             if watch:
                 side.subject.begin(self._tally.building)
             else:
                 tokens = side.subject.prepare(self._tally.building)
             self._tally.finish()
         for side in self.sides if watch else ():
-            self._enter("watched", side.recipe, f"watching {side.recipe}")
+            self._enter("watched", side, f"watching {side.recipe}")
             if on_engine is not None:
                 on_engine(side.subject.engine)
             side.watched.append(side.subject.run(on_step))
@@ -167,7 +162,7 @@ class _Pair:
     def _judge(self, tokens: Sequence[Sequence[int]], cancel: Cancel | None) -> None:
         """Hold what the second recipe said against the first; where one is lossy, compare perplexities too."""
         job, before, after = self._job, self.before.recipe, self.after.recipe
-        self._enter("check", after, "checking the output against the baseline")
+        self._enter("check", self.after, "checking the output against the baseline")
         check = ParityCheck(job.model.decoder, job.rows, job.settings, before.parts, cancel)
         self.after.parity = check.judge(after.parts, tokens, before.tolerance + after.tolerance)
         if before.lossy or after.lossy:
@@ -192,9 +187,9 @@ class _Pair:
             changes=self.after.changes_from(self.before),
         )
 
-    def _enter(self, phase: str, about: Recipe, message: str) -> None:
+    def _enter(self, phase: str, side: _Side, message: str) -> None:
         self._tally.say(message)
-        self._on_phase(phase, str(about))
+        side.on_phase(phase, str(side.recipe))
 
 
 def _cost_percent(watched: Measurement | None, measured: Measurement) -> float | None:
@@ -323,7 +318,9 @@ class _Climb:
 
     def own_times(self) -> list[Change]:
         """Every time of each rung, as `compare` asks for pairs by every time of its two recipes."""
-        return [change for a, b in self._neighbours() for change in b.changes_from(a).values()]
+        pairs = [(a, b) for (*_, a), (*_, b) in pairwise(self._up)] + [(self._full, rest) for *_, rest in self._down]
+        sides = [(self.entries[str(before)], self.entries[str(after)]) for before, after in pairs]
+        return [change for before, after in sides for change in after.changes_from(before).values()]
 
     def result(self, partial: bool, costed: bool = True) -> Ladder:
         """The rungs whose recipes have been timed."""
@@ -352,12 +349,6 @@ class _Climb:
         """Give the memory back to the device."""
         for each in self.entries.values():
             each.subject.close()
-
-    def _neighbours(self) -> list[tuple[_Side, _Side]]:
-        """What each rung is compared with, and its own."""
-        up = [str(recipe) for _, _, recipe in self._up]
-        names = [*pairwise(up), *((str(self._full), str(recipe)) for _, _, recipe in self._down)]
-        return [(self.entries[a], self.entries[b]) for a, b in names]
 
     def _rung(
         self, name: str, along: tuple[str, ...], recipe: Recipe, against: Recipe | None, timed: dict[str, Measurement]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -84,8 +85,7 @@ def perplexity(
     cut = list(windows(ids, *_checked(ids, window, window if stride is None else stride, model)))
     parts = as_recipe(recipe, model.device, model.config).parts
     scorer = Scorer(parts.ops, model.decoder.device)
-    engine = Engine(model.decoder, replace(parts, schedule=LEFT_PADDED), scorer)
-    try:
+    with closing(Engine(model.decoder, replace(parts, schedule=LEFT_PADDED), scorer)) as engine:
         engine.prepare(progress, cancel)
         for start in range(0, len(cut), BATCH):
             batch = cut[start : start + BATCH]
@@ -95,8 +95,6 @@ def perplexity(
             run = engine.generate([each.ids[:-1] for each in batch], Settings(max_new_tokens=1), cancel=cancel)
             if run.cancelled:
                 raise Cancelled("Reading the text was stopped.")
-    finally:
-        engine.close()
     num_tokens = sum(len(each.ids) - each.first for each in cut)
     return Perplexity(scorer.nats.item() / num_tokens, num_tokens, name)
 

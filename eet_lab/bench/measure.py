@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -236,14 +237,11 @@ def measure(
 ) -> Measurement:
     """Time one recipe on prompts `rows` (token ids). Errors: those of `Engine.generate`, and Cancelled."""
     check_repeats(repeats)
-    source = open_source(model.device)
-    subject = Subject(model, recipe or Recipe(), rows, settings, source, cancel)
-    try:
+    with ExitStack() as stack:
+        source = stack.enter_context(closing(open_source(model.device)))
+        subject = stack.enter_context(closing(Subject(model, recipe or Recipe(), rows, settings, source, cancel)))
         subject.prepare()
         return subject.measurement([subject.run() for _ in range(repeats)])
-    finally:
-        subject.close()
-        source.close()
 
 
 def watched(

@@ -44,20 +44,12 @@ SAID = 8
 """How often a run tells how far it is."""
 
 
-def parity(
-    model: Decoder,
-    parts: Parts,
-    rows: Rows,
-    settings: Settings,
-    *,
-    baseline: Parts | None = None,
-    tolerance: float = 0.0,
-) -> Parity:
+def parity(model: Decoder, parts: Parts, rows: Rows, settings: Settings, *, tolerance: float = 0.0) -> Parity:
     """Judge `parts` against the baseline on prompts `rows` (token ids); see `ParityCheck` for how.
 
     Errors: those of `Engine.generate`.
     """
-    return ParityCheck(model, rows, settings, baseline).judge(parts, tolerance=tolerance)
+    return ParityCheck(model, rows, settings).judge(parts, tolerance=tolerance)
 
 
 class ParityCheck:

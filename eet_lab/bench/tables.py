@@ -98,7 +98,8 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
         before, after = metric.read(a), metric.read(b)
         if before is not None and after is not None:
             cells = (spread(times, unit=metric.unit, number=brief) for times in (before, after))
-            rows.append([metric.name, *cells, change_words(result.all_changes, metric.key)])
+            change = result.all_changes.get(metric.key)
+            rows.append([metric.name, *cells, change.words(metric.key) if change else "–"])
     for key, name in MEMORY_NAMES.items():
         before, after = a.memory[key], b.memory[key]
         if before or after:
@@ -122,11 +123,6 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
     how = [_how(a), _how_paired(result.changes)]
     remarks += [*filter(None, how), _where(result.environment)]
     return _title(result.environment, result.workload, a), rows, remarks
-
-
-def change_words(changes: Mapping[str, Change], key: str) -> str:
-    """The one notation of a change, for tables, tiles and badges."""
-    return changes[key].words(key) if key in changes else "–"
 
 
 def _how_paired(changes: Mapping[str, Change], differences: bool = False) -> str:

@@ -209,9 +209,9 @@ class Requests(Drawn):
         begin = drawn[0][: self.shared or 0]
         return [begin + prompt[len(begin) :] for prompt in drawn]
 
-    def new_lengths(self, seed: int = 0) -> list[int]:
-        """New tokens of each request, uniform; the same for the same seed, and drawn apart from the prompts."""
-        draw = random.Random(f"new tokens, {seed}")
+    def new_lengths(self) -> list[int]:
+        """New tokens of each request, uniform; always the same, and drawn apart from the prompts."""
+        draw = random.Random("new tokens, 0")
         return [draw.randint(self.new_tokens, self.most_new_tokens or self.new_tokens) for _ in range(self.requests)]
 
 
