@@ -14,12 +14,7 @@ from typing import Any, TypeVar
 from eet_lab.bench.static_decoder import ACTS
 from eet_lab.bench.train_ops import (
     TRAIN_CASES,
-    AdamWShape,
-    AttentionGradShape,
-    CrossEntropyShape,
     Inputs,
-    LinearCrossEntropyShape,
-    NormGradShape,
     Prepared,
     TrainCase,
 )
@@ -285,10 +280,6 @@ MAKERS: Mapping[type, Callable[[Any, Given], Shape]] = {
     NextTokenShape: _next_token,
     ChooseShape: _choose,
     TopKShape: _top_k,
-    NormGradShape: _sizes,
-    CrossEntropyShape: _sizes,
-    LinearCrossEntropyShape: _sizes,
-    AttentionGradShape: _sizes,
-    AdamWShape: _sizes,
+    **{type(case.bench[0]): _sizes for case in TRAIN_CASES},
 }
 """What makes a shape of a case's example and the sizes that are given; other ops have those that their cases list."""

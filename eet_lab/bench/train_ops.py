@@ -77,9 +77,8 @@ def gradients(forward: Forward, *inputs: Any) -> tuple[Tensor, ...]:
     return torch.autograd.grad(forward(*own), leaves, outer)
 
 
-def loss_and_gradients(forward: Forward, *inputs: Any) -> tuple[Tensor, ...]:
-    """The loss, and its gradients."""
-    own, leaves = trained(inputs)
+def loss_and_gradients(forward: Forward, own: Inputs, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+    """The loss of inputs, and its gradients, as `trained` gives both."""
     loss = forward(*own)
     return loss.detach(), *torch.autograd.grad(loss, leaves)
 
@@ -230,11 +229,11 @@ TRAIN_CASES = (
     ),
     TrainCase(
         "cross_entropy", "cross_entropy", (), (CrossEntropyShape(8192, 50257),),
-        formula=partial(loss_and_gradients, cross_entropy),
+        formula=lambda *inputs: loss_and_gradients(cross_entropy, *trained(inputs)),
     ),
     TrainCase(
         "linear_cross_entropy", "linear_cross_entropy", (), (LinearCrossEntropyShape(8192, 768, 50257),),
-        formula=partial(loss_and_gradients, plain_linear_cross_entropy),
+        formula=lambda *inputs: loss_and_gradients(plain_linear_cross_entropy, *trained(inputs)),
     ),
     TrainCase(
         "attention_backward", "attention_backward", (), (AttentionGradShape(8, 1024, 12, 64),),
@@ -252,13 +251,7 @@ def differentiated(forwards: Mapping[type, Forward], shape: Any, inputs: Inputs)
     """The gradients by what is the forward pass of such a shape; a loss is timed with them, all else without."""
     forward = forwards[type(shape)]
     if isinstance(shape, LOSSES):
-        own, leaves = trained(inputs)
-
-        def call() -> tuple[Tensor, ...]:
-            loss = forward(*own)
-            return loss.detach(), *torch.autograd.grad(loss, leaves)
-
-        return Prepared(call)
+        return Prepared(partial(loss_and_gradients, forward, *trained(inputs)))
     *given, outer = inputs
     own, leaves = trained(tuple(given))
     out = _forward(forward, own, outer.device)
