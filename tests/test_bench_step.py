@@ -12,7 +12,7 @@ from opened import opened
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eet_lab.bench.cost import step_cost
-from eet_lab.bench.launches import decode_calls, launches_per_token, num_bytes, num_kernels, num_launches
+from eet_lab.bench.launches import Call, decode_calls, launches_per_token, num_kernels, num_launches
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.models import weights
@@ -30,6 +30,10 @@ SMALL = Config(3, 64, 2, 256, 504, 128)
 
 def parts(words: str) -> Parts:
     return Recipe.parse(words, "cuda").parts
+
+
+def num_bytes(calls: tuple[Call, ...]) -> int:
+    return sum(call.read_bytes for call in calls)
 
 
 # A step's launches are numbers in this file on purpose: whoever adds one has to change them, and to say why.

@@ -53,7 +53,9 @@ def is_work(function: Any) -> bool:
 
 
 class Call(NamedTuple):
-    """One op of a step. `launches` is None for plain PyTorch, which decides for itself."""
+    """One op of a step. `launches` is None for plain PyTorch, which decides for itself; bytes are those that it moves,
+    each once: weights, keys, values and activations.
+    """
 
     op: str
     launches: int | None
@@ -173,11 +175,6 @@ def num_launches(calls: tuple[Call, ...]) -> int | None:
     """The launches of all calls together; None where plain PyTorch is among them."""
     known = [call.launches for call in calls if call.launches is not None]
     return sum(known) if len(known) == len(calls) else None
-
-
-def num_bytes(calls: tuple[Call, ...]) -> int:
-    """Bytes that a step moves, each once an op: weights, keys, values and activations."""
-    return sum(call.read_bytes for call in calls)
 
 
 class CallRecorder(TorchCalls):

@@ -97,7 +97,7 @@ class Environment:
     model: Name
     model_label: Name
     recorded: bool = False
-    machine: Name | None = None  # `environment.machine_id` of where it was taken; older files lack it
+    machine: Name | None = None  # `machine_id` of where it was taken; older files lack it
 
     @property
     def origin(self) -> str:

@@ -35,7 +35,6 @@ is; copies hold fills as well.
 MOST_SPANS = 5_000
 """The most spans of a timeline, whether it was just taken or comes from a file."""
 
-HOST: tuple[Kind, ...] = ("phase", "op", "call", "launch", "wait", "memory")
 DEVICE: tuple[Kind, ...] = ("own kernel", "gemm", "torch kernel", "copy", "other kernel")
 
 
