@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from math import isfinite
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
@@ -35,21 +35,16 @@ POINTS = 300
 Height = Literal["tokens", "rows"]
 
 
-class Parts(NamedTuple):
-    """What boxes are made of, from the bottom to the top: numbers of each pass [P]."""
+def parts(passes: Passes, height: Height) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What boxes are made of, from the bottom to the top, in numbers of each pass [P]: decodes, prompts and pads.
 
-    decodes: np.ndarray
-    prompts: np.ndarray
-    waste: np.ndarray
-
-
-def parts(passes: Passes, height: Height) -> Parts:
-    """Tokens of each kind, or rows: those that decode, and of those that read prompts the share that is no pads."""
+    They are tokens, or rows: of those that read prompts, the share that is no pads, and that which is.
+    """
     if height == "tokens":
-        return Parts(passes.decoded, passes.prompt_tokens, passes.pads)
+        return passes.decoded, passes.prompt_tokens, passes.pads
     read = np.maximum(passes.prompt_tokens + passes.pads, 1)
     rows = passes.rows - passes.decoded
-    return Parts(passes.decoded, rows * passes.prompt_tokens / read, rows * passes.pads / read)
+    return passes.decoded, rows * passes.prompt_tokens / read, rows * passes.pads / read
 
 
 def batches(
