@@ -1,6 +1,7 @@
 """The same ops as `reference`, over the kernels in csrc/. Nothing here waits for the device, and nothing falls back.
 
-Types: float16, bfloat16, and but for fused_layer float32. C a multiple of 8; D a multiple of 8 and at most 256.
+Types: float16, bfloat16, and but for fused_layer float32. C a multiple of 8, but for a linear without a norm; D a
+multiple of 8 and at most 256.
 
 Our kernels sum in fp32. The product of more tokens than a linear streams for is cuBLAS's, to which PyTorch's
 settings apply: by default cuBLAS may reduce partial sums of 16 bits in 16 bits

@@ -181,12 +181,11 @@ def _check_logits(logits: Tensor) -> None:
 
 def _asked(sampling: Sampling, B: int) -> dict[str, int | None]:
     """For launchers, what B rows ask for, as far as a kernel has to look at it."""
-    dtypes = (torch.int64, torch.float32, torch.int64, torch.float32)
-    for name, part, dtype in zip(Sampling._fields[1:], sampling[1:], dtypes, strict=True):
-        check(part, name, dtype, (B,))
+    dtypes = {"noise": torch.int64, "temperature": torch.float32, "top_k": torch.int64, "top_p": torch.float32}
+    for name, dtype in dtypes.items():
+        check(getattr(sampling, name), name, dtype, (B,))
     num_read = {Choice.GREEDY: 0, Choice.DRAW: 2, Choice.LIMITED: 4}[sampling.choice]
-    names = ("noise", "temperature", "top_k", "top_p")
-    return {name: getattr(sampling, name).data_ptr() if i < num_read else None for i, name in enumerate(names)}
+    return {name: getattr(sampling, name).data_ptr() if i < num_read else None for i, name in enumerate(dtypes)}
 
 
 @needs("sampling")
