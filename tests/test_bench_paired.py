@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from eet_lab.bench.measured import TIMES
 from eet_lab.bench.paired import DETAILS, LEAST_PAIRS, LEVEL, Change, left_off, median_interval, memory_words
-from eet_lab.bench.timing import MOST_ROUNDS, Rounds, Series, Tally, counterbalanced, in_turn, ready
+from eet_lab.bench.timing import MOST_ROUNDS, Rounds, Series, Tally, in_turn, ready
 
 times = st.floats(0.01, 1e5)
 pairs = st.lists(st.tuples(times, times), min_size=1, max_size=40)
@@ -26,7 +26,7 @@ def drifted(num_pairs: int, effect: float, pace: Callable[[int], float]) -> Chan
     taken: dict[str, list[float]] = {"a": [], "b": []}
     run = 0
     for number in range(num_pairs):
-        for name in counterbalanced("ab", number):
+        for name in "ab"[:: -1 if number % 2 else 1]:
             taken[name].append(100 * (effect if name == "b" else 1) * pace(run))
             run += 1
     change = Change.of(taken["a"], taken["b"])

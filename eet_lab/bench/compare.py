@@ -173,29 +173,25 @@ class _Pair:
     def comparison(self, costed: bool = True) -> Comparison:
         """The result of the pairs that there are."""
         before, after = (side.measurement(costed) for side in self.sides)
-        watched, seen, parity = self.after.watched, None, self.after.parity
+        watched, seen, parity, cost = self.after.watched, None, self.after.parity, None
         assert parity is not None, "what is timed has been checked"
         if watched:
             seen = self.after.subject.measurement(watched, costed=costed)
+            if seen.total_ms is not None and after.total_ms is not None:
+                cost = round((seen.total_ms.p50 / after.total_ms.p50 - 1) * 100, 2)
         return Comparison(
             **self._described,
             baseline=before,
             selection=after,
             parity=parity,
             watched=seen,
-            watching_cost_percent=_cost_percent(seen, after),
+            watching_cost_percent=cost,
             changes=self.after.changes_from(self.before),
         )
 
     def _enter(self, phase: str, side: _Side, message: str) -> None:
         self._tally.say(message)
         side.on_phase(phase, str(side.recipe))
-
-
-def _cost_percent(watched: Measurement | None, measured: Measurement) -> float | None:
-    if watched is None or watched.total_ms is None or measured.total_ms is None:
-        return None
-    return round((watched.total_ms.p50 / measured.total_ms.p50 - 1) * 100, 2)
 
 
 Climb = list[tuple[str, tuple[str, ...], Recipe]]

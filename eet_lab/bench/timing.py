@@ -185,11 +185,6 @@ NARROW = 3 * math.log1p(LEAST_EFFECT)
 """Width of an interval that need not be narrower: half of the least effect on either side, beside that effect."""
 
 
-def counterbalanced(items: Sequence[Item], number: int) -> Sequence[Item]:
-    """The order of a round: A B C, then C B A, so that whoever goes first, and a drift, cancel over two rounds."""
-    return items[::-1] if number % 2 else items
-
-
 class Rounds:
     """Numbers of rounds until enough is known: `for number in rounds`.
 
@@ -322,7 +317,7 @@ def in_turn(
     doing: str = "timing",
     on_round: Callable[[], None] | None = None,
 ) -> None:
-    """A round after the other, A B C, then C B A, so that a device that warms up or slows down does so for all.
+    """A round after the other, A B C, then C B A: whoever goes first, and a drift, cancel over two rounds.
 
     Every run is a unit of `tally`, whose total goes with `rounds`. `on_round` is called between two rounds.
     Errors: Cancelled between two runs.
@@ -333,7 +328,7 @@ def in_turn(
         expected = rounds.expected
         if number and on_round is not None:
             on_round()
-        for each in counterbalanced(series, number):
+        for each in series[::-1] if number % 2 else series:
             raise_if_cancelled(cancel, "The benchmark")
             tally.say(f"{doing} {each.name}, {number + 1} of {expected}")
             each.runs.append(each.run())

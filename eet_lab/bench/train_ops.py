@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eet_lab.bench.static_decoder import norm
 from eet_lab.bench.timing import LeftOut, capture_stream
+from eet_lab.models.decoder import tensors
 from eet_lab.naming import Form
 from eet_lab.ops.cases import Case
 from eet_lab.ops.shapes import NamedShape, Normal, copied
@@ -60,14 +61,8 @@ class TrainCase(Case):
 def trained(inputs: Inputs) -> tuple[Inputs, list[Tensor]]:
     """The inputs in memory of their own, and those of them that gradients are taken of: real numbers."""
     own = copied(inputs)
-    leaves = [tensor.requires_grad_() for tensor in _tensors(own) if tensor.is_floating_point()]
+    leaves = [tensor.requires_grad_() for tensor in tensors(own) if tensor.is_floating_point()]
     return own, leaves
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    return [tensor for part in tree for tensor in _tensors(part)] if isinstance(tree, tuple) else []
 
 
 def gradients(forward: Forward, *inputs: Any) -> tuple[Tensor, ...]:

@@ -348,16 +348,12 @@ class RunInputs:
         encoded = as_rows(model, default_prompts(model) if prompts is None else prompts)
         return cls(model, checked_prompts(encoded, chosen, model.config), chosen)
 
-    @property
-    def workload(self) -> str:
-        return describe(self.model.name, self.rows, self.settings.max_new_tokens)
-
     def described(self) -> dict[str, Any]:
         """The fields that every result begins with."""
         settings = {name: value for name, value in asdict(self.settings).items() if value is not None}
         return {
             "environment": environment(self.model),
-            "workload": self.workload,
+            "workload": describe(self.model.name, self.rows, self.settings.max_new_tokens),
             "prompts": tuple(map(self.model.decode, self.rows)),
             "prompt_lengths": tuple(map(len, self.rows)),
             "settings": settings | {"stop": list(settings["stop"])},

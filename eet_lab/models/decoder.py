@@ -94,7 +94,7 @@ def logits(model: Decoder, ops: Ops, hidden: Tensor) -> Tensor:
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """Every tensor of a decoder, in reading order."""
+    """Every tensor of a decoder, or of other nested tuples, in reading order."""
     if isinstance(tree, Tensor):
         return [tree]
     return [t for part in tree for t in tensors(part)] if isinstance(tree, tuple) else []
