@@ -209,6 +209,18 @@ def test_a_user_without_a_name_still_gets_the_address(monkeypatch):
     assert f"ssh -N -L 8888:127.0.0.1:8888 USER@{socket.gethostname()}" in serve.address("http://a", 8888, False)
 
 
+def test_under_nohup_it_outlives_the_terminal():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop().watched():
+            signal.raise_signal(signal.SIGHUP)
+            with pytest.raises(SystemExit):
+                signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_an_error_on_our_side_leaves_no_server_behind():
     stop, handler = Stop(), signal.getsignal(signal.SIGTERM)
     with suppress(BrokenPipeError), stop.watched():

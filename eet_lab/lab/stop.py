@@ -14,7 +14,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Stop:
     """What Ctrl+C, SIGTERM and SIGHUP do while inside `watched`: they end the server, a second one kills it.
 
-    Until it is `up` they end what we do as well, with the exit code that shells have for a signal.
+    Under nohup a SIGHUP does nothing. Until the server is `up` they end what we do as well, with the exit code that
+    shells have for a signal.
     """
 
     def __init__(self) -> None:
@@ -32,7 +33,9 @@ class Stop:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Whatever happens inside, the server has ended when this is left."""
-        before = {number: signal.signal(number, self) for number in SIGNALS}
+        is_detached = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as nohup leaves it: to outlive the terminal
+        heeded = (number for number in SIGNALS if not (is_detached and number == signal.SIGHUP))
+        before = {number: signal.signal(number, self) for number in heeded}
         try:
             yield
         finally:
