@@ -16,7 +16,6 @@ from eet_lab.bench.train_ops import (
     TRAIN_CASES,
     Inputs,
     Prepared,
-    TrainCase,
 )
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError, did_you_mean
@@ -44,16 +43,6 @@ class OpWorkload:
 
     case: Case
     shape: Shape
-
-    @property
-    def is_training(self) -> bool:
-        """Whether its output is gradients, or new weights."""
-        return isinstance(self.case, TrainCase)
-
-    @property
-    def is_captured(self) -> bool:
-        """Whether a GPU's time is that of a CUDA graph, or else of calls that the host launches."""
-        return not isinstance(self.case, TrainCase) or self.case.is_captured
 
     def __str__(self) -> str:
         return f"{OP}{self.case.name}/{self.shape}"

@@ -19,6 +19,7 @@ from eet_lab.bench.op_providers import Prepared, names_for, provider_of
 from eet_lab.bench.op_workloads import OpWorkload
 from eet_lab.bench.rows import OURS, Row, taken
 from eet_lab.bench.timing import SHARED, Rounds, Series, Tally, Timed
+from eet_lab.bench.train_ops import TrainCase
 from eet_lab.devices import checked_device, kind_of, present
 from eet_lab.errors import EETError, PromptError, did_you_mean, first_line
 from eet_lab.models.loading import checked_dtype
@@ -223,9 +224,11 @@ class PreparedOp:
         make = _ours(workload, building) if provider is None else partial(provider.make, workload.shape)
         prepared = [make(inputs) for inputs in copies]
         self._equality = judge.ours() if provider is None else judge.verdict(prepared[0], provider.less)
-        self._launches = _counted(prepared[0], device, workload.is_captured)
-        self._peak_bytes = timing.with_peak(prepared[0].call, device)[1] if workload.is_training else None
-        self._timed = Timed([each.call for each in prepared], device, workload.is_captured)
+        case, is_training = workload.case, isinstance(workload.case, TrainCase)
+        in_graph = not isinstance(case, TrainCase) or case.is_captured
+        self._launches = _counted(prepared[0], device, in_graph)
+        self._peak_bytes = timing.with_peak(prepared[0].call, device)[1] if is_training else None
+        self._timed = Timed([each.call for each in prepared], device, in_graph)
         self.was_disturbed = False
 
     def time(self) -> float:
