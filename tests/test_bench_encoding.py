@@ -93,6 +93,9 @@ def test_vectors_that_differ_are_told(monkeypatch):
     monkeypatch.setattr(ErrorBudget, "error", lambda self, vectors: float("nan"))
     found = eet_lab.compare(ours("bert"), texts(), "pre_padding", repeats=1)
     assert found.parity.verdict == "different" and found.parity.max_error is None
+    drawn = eet_lab.plot(found, "all")
+    assert list(drawn) == ["tokens", "memory"], "what it reads is the same in any case, and a run is one step"
+    assert drawn["tokens"].layout.title.text == "Tokens read over time" and len(drawn["tokens"].data[0].x) == 2
 
 
 def texts() -> list[list[int]]:

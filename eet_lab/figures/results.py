@@ -36,10 +36,10 @@ Result = Run | Comparison | Ladder | TrainComparison | TrainLadder | FusionMap |
 def plot(result: Result, kind: str | None = None, log: bool | None = None) -> go.Figure | dict[str, go.Figure]:
     """A figure of a result: the first of its kinds unless one is named; "all" for every one by name.
 
-    Comparison: "latency", "tokens", "memory", "parity". Ladder: "waterfall", "left_out", "latency", "memory", "parity".
-    TrainLadder: "waterfall", TrainComparison: "losses". Run: "latency", "tokens", "memory". FusionMap: "fusion".
-    Timelines: "timeline". `log` sets the axis of those in SCALED; None: logarithmic where a linear one would hide
-    something.
+    Comparison: "latency", "tokens", "memory", "parity"; of an encoder "tokens" and "memory". Ladder: "waterfall",
+    "left_out", "latency", "memory", "parity". TrainLadder: "waterfall", TrainComparison: "losses". Run: "latency",
+    "tokens", "memory". FusionMap: "fusion". Timelines: "timeline". `log` sets the axis of those in SCALED; None:
+    logarithmic where a linear one would hide something.
     ResultError for other kinds.
     """
     if not isinstance(result, Result):
@@ -80,6 +80,8 @@ def kinds(result: Result) -> dict[str, Callable[..., go.Figure]]:
     if isinstance(result, Run):
         drawn = {"latency": latency, "tokens": tokens_over_time, "memory": memory}
         return drawn if any(result.measurement.step_ms) else {}
+    if isinstance(result, Comparison) and _reads(result):
+        return {"tokens": tokens_over_time, "memory": memory}
     if isinstance(result, Comparison):
         return {"latency": latency, "tokens": tokens_over_time, "memory": memory, "parity": parity}
     if not result.rungs:
@@ -91,6 +93,11 @@ def kinds(result: Result) -> dict[str, Callable[..., go.Figure]]:
         "memory": memory,
         **({"parity": parity} if len(result.rungs) > 1 else {}),
     }
+
+
+def _reads(result: Run | Comparison | Ladder) -> bool:
+    """Whether it is an encoder's: its tokens are those that it reads, and a run has one step."""
+    return "batch_tokens" in result.settings
 
 
 def latency(result: Run | Comparison | Ladder, log: bool | None = None) -> go.Figure:
@@ -144,9 +151,11 @@ def _first_token(
 
 def tokens_over_time(result: Run | Comparison | Ladder, log: bool | None = None) -> go.Figure:
     """How many tokens there were at each moment: the slope is the throughput. `log` is of the axis of time."""
-    fig = theme.figure("Tokens generated over time", height=360, legend=theme.LEGEND_BELOW)
+    done, of = ("read", "texts") if _reads(result) else ("generated", "prompts")
+    fig = theme.figure(f"Tokens {done} over time", height=360, legend=theme.LEGEND_BELOW)
     measured = [(name, m) for name, m in runs(result) if m.step_ms]
-    log = theme.is_far(sum(m.step_ms) for _, m in measured) if log is None else log
+    if log is None:  # of one step, a logarithmic axis would have the end alone
+        log = not _reads(result) and theme.is_far(sum(m.step_ms) for _, m in measured)
     for (name, m), color in zip(runs(result), colors(result), strict=True):
         x, y = list(accumulate(m.step_ms)), list(accumulate(m.step_tokens))
         first = next((at for at, num in enumerate(y) if num), 0) if log else 0  # a logarithmic axis has no 0
@@ -157,7 +166,7 @@ def tokens_over_time(result: Run | Comparison | Ladder, log: bool | None = None)
         )  # fmt: skip
     ends = [x for trace in fig.data for x in (trace.x[:1] if log else ()) + trace.x[-1:]]
     fig.update_xaxes(theme.axis(0.9 * min(ends) if log else 0.0, 1.02 * max(ends), "ms since the run began", log))
-    return fig.update_yaxes(title="tokens, all prompts", rangemode="tozero", tickformat=DIGITS)
+    return fig.update_yaxes(title=f"tokens, all {of}", rangemode="tozero", tickformat=DIGITS)
 
 
 def memory(result: Run | Comparison | Ladder) -> go.Figure:
