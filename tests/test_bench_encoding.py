@@ -27,6 +27,7 @@ def test_names_and_workloads_are_inverse():
     for wrong in (
         "encode:bert-base/t0/p1",
         "encode:bert-base/t2/p9-3",
+        "encode:bert-base/t2/p9-0",
         "encode:bert-base/t999999999/p500",
         "encode:bert-base/t2",
         "bert-base/t2/p3",

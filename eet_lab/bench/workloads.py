@@ -93,7 +93,8 @@ class Named:
         given = form.read(text.strip())
         if given is None:
             raise PromptError(f"{text!r} is no {what}. Write {form}, for example {example}.")
-        workload = cls(**given | {"high": given["high"] or given["low"]})  # one length is both ends of the range
+        high = given["low"] if given["high"] is None else given["high"]  # one length is both ends of the range
+        workload = cls(**given | {"high": high})
         workload.check_total()
         return workload
 
