@@ -180,6 +180,7 @@ def test_a_real_file_with_a_hostile_value(place, name):
         ("baseline.memory.peak", "1" + "0" * 400, "result.baseline.memory.peak is 10000"),
         ("baseline.memory.kv", "-5", "result.baseline.memory.kv is -5, but it must be int >= 0"),
         ("baseline.total_ms.p20", "0", "result.baseline.total_ms.p20 is 0.0, but it must be at least 1e-06"),
+        ("baseline.total_ms", "null", "result.baseline.total_ms is null, but what was measured has a time end to end"),
         ("baseline.total_ms.p20", "1e6", "but p20, p50 and p80 must rise"),
         ("baseline.step_ms", "[]", "result.baseline has 0 step_ms, but 2 step_tokens"),
         ("baseline.step_ms", "[0, 0]", "at least one step must take longer than 0 ms"),

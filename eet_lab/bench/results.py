@@ -332,6 +332,8 @@ def _problems(m: Measurement, num_rows: int, may_be_stopped: bool) -> Iterator[s
         yield f" has {len(m.step_ms)} step_ms, but {len(m.step_tokens)} step_tokens"
     if not any(m.step_ms) and not may_be_stopped:
         yield f".step_ms is {shown(m.step_ms)}, but at least one step must take longer than 0 ms"
+    if m.total_ms is None and not may_be_stopped:
+        yield ".total_ms is null, but what was measured has a time end to end"
     for i, ms in enumerate(m.step_ms):
         if 0 < ms < SHORTEST_MS:
             yield f".step_ms[{i}] is {ms}, but it must be 0 or at least {SHORTEST_MS}"
