@@ -250,6 +250,8 @@ def left_out(result: Ladder, log: bool | None = None) -> go.Figure:
     steps, level = [OwnTime.of(rung, full) for rung in rungs], p50(full.total_ms) or 0.0
     without = [p50(rung.measurement.total_ms) or 0.0 for rung in rungs]
     log = theme.is_far([level, *without]) if log is None else log
+    lows = [low for low in (level, *without, *(step.low_level for step in steps)) if low > 0]
+    floor = 0.9 * min(lows) if log else 0.0
     fig = theme.figure("The full recipe without one of them", height=106 + 30 * len(rungs), bargap=0.3)
     gone = [" and ".join([rung.title, *(known(name).title for name in rung.along)]) for rung in rungs]
     names = [f"without {theme.words(name)}" for name in gone]
@@ -259,16 +261,15 @@ def left_out(result: Ladder, log: bool | None = None) -> go.Figure:
         orientation="h", marker=_painted([step.opposite for step in steps]), customdata=tips,
         hovertemplate="<b>%{y}</b>: %{customdata}<extra></extra>",
     )  # fmt: skip
-    fig.add_scatter(x=rounded(without), y=names, **_whiskers(steps, without, 0.0))
+    fig.add_scatter(x=rounded(without), y=names, **_whiskers(steps, without, floor))
     ends = [max(level, end, step.high_level) for end, step in zip(without, steps, strict=True)]
     fig.add_scatter(
         x=rounded(ends), y=names, mode="text", text=[f"  {_bold(_label(step))}" for step in steps],
         textposition="middle right", textfont={"size": 11}, cliponaxis=False, hoverinfo="skip",
     )  # fmt: skip
     fig.add_vline(x=level, line={"color": theme.INK, "width": 1})
-    low = min(level, *without, *(step.low_level for step in steps)) if steps else level
     title = f"ms; the line is the full recipe ({brief(level)})"
-    axis = theme.axis(0.9 * low if log else 0.0, max([level, *ends]), title, log, room=1.3)
+    axis = theme.axis(floor, max([level, *ends]), title, log, room=1.3)
     fig.update_xaxes({**axis, "title": _below(axis["title"], _rule(steps, full.repeats))})
     fig.update_yaxes(autorange="reversed", showgrid=False, tickfont={"size": 11})
     return fig.update_layout(showlegend=False)

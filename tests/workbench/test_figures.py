@@ -88,6 +88,15 @@ def test_a_ladder_of_few_pairs_says_by_which_rule_they_tell_apart() -> None:
         assert "wider than its gap to 0" in fig.layout.xaxis.title.text.replace("<br>", " ")
 
 
+def test_an_interval_below_nothing_ends_where_a_logarithmic_axis_begins() -> None:
+    ladder = recorded(SIX)
+    full = p50(ladder, -1)
+    noisy = replace(ladder.left_out[0], changes={}, delta_ms=Spread(-2 * full, 1.0, 2.0))
+    fig = plot(replace(ladder, left_out=(noisy, *ladder.left_out[1:])), "left_out", log=True)
+    whisker, begin = fig.data[1], 10 ** fig.layout.xaxis.range[0]  # type: ignore[union-attr]
+    assert whisker.x[0] - whisker.error_x.arrayminus[0] == pytest.approx(begin, rel=1e-3)
+
+
 def labels(fig: go.Figure) -> list[str]:
     return [str(text) for trace in fig.data if trace.type == "scatter" and trace.mode == "text" for text in trace.text]
 
