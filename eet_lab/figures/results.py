@@ -158,7 +158,8 @@ def tokens_over_time(result: Run | Comparison | Ladder, log: bool | None = None)
         log = not _reads(result) and theme.is_far(sum(m.step_ms) for _, m in measured)
     for (name, m), color in zip(runs(result), colors(result), strict=True):
         x, y = list(accumulate(m.step_ms)), list(accumulate(m.step_tokens))
-        first = next((at for at, num in enumerate(y) if num), 0) if log else 0  # a logarithmic axis has no 0
+        # A logarithmic axis has no 0.
+        first = next((at for at, num in enumerate(y) if num and x[at]), len(x) - 1) if log else 0
         fig.add_scatter(
             x=rounded(x[first:] if log else [0.0, *x]), y=y[first:] if log else [0, *y], mode="lines", name=name,
             line={"color": color, "width": 2.2},

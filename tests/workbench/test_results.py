@@ -190,6 +190,8 @@ def test_a_log_axis_says_so_and_has_plain_round_numbers() -> None:
     assert figures.plot(compared, "tokens").layout.xaxis.type == "log"
     assert figures.plot(compared, "tokens", log=False).layout.xaxis.type is None
     assert figures.plot(opened("h200-compare-demo-int8"), "latency").layout.yaxis.type is None
+    at_once = replace(compared.selection, step_ms=(0.0, *compared.selection.step_ms[1:]))
+    assert figures.plot(replace(compared, selection=at_once), "tokens").layout.xaxis.type == "log"
     assert theme.log_ticks(1.3, 26) == [2, 5, 10, 20]
     assert len(theme.log_ticks(0.001, 10_000)) < 10
 
