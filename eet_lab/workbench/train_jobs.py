@@ -17,6 +17,7 @@ from eet_lab.errors import RecipeError, TrainingError
 from eet_lab.models import Model
 from eet_lab.models.config import Seq2SeqConfig, VisionConfig
 from eet_lab.progress import Cancel, Progress
+from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
 from eet_lab.threads import cpu_threads
@@ -73,6 +74,8 @@ class TrainAsked:
     def check(self, model: Model) -> None:
         """What can be told before the data is read. Errors: TrainingError, RecipeError, ModelError."""
         task_of(self.task, model.config), self.settings, self.recipe(model)
+        check_whole(TrainingError, "batch_rows", self.batch_rows, 1, MOST)
+        check_whole(TrainingError, "row_tokens", self.row_tokens, 2, MOST)
         if (num_tokens := self.batch_rows * self.row_tokens) > MOST_BATCH_TOKENS:
             raise TrainingError(
                 f"A batch would have {num_tokens:,} tokens, but at most {MOST_BATCH_TOKENS:,} are read for a step. "

@@ -7,7 +7,7 @@ sampler thread reads the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,14 @@ class Workbench(UiThread):
     ) -> None:
         if self is self._opened:
             return
-        Settings.of(**settings)  # told now rather than when Run is pressed
         state = State(model=model, device=devices.chosen(device), dtype=dtype or "auto")
         if prompts is not None:
-            state.prompts = _texts(prompts)
+            state.prompts = []
+            state.add_prompts(_texts(prompts))
+        for name in settings:
+            check_known(PromptError, "setting", name, state.generation)
         state.generation = {**state.generation, **settings}
+        Settings.of(**state.generation)  # told now rather than when Run is pressed
         with devices.present(state.device):
             state.choose(read_recipe("all" if recipe is None else recipe, state.kind))
         state.settle()
@@ -131,7 +134,7 @@ class Workbench(UiThread):
 
 def _texts(prompts: str | Sequence[str]) -> list[str]:
     """Prompts as everywhere: one text is one prompt; PromptError for what is none."""
-    given = [prompts] if isinstance(prompts, str) else list(prompts)
+    given = list(prompts) if isinstance(prompts, Iterable) and not isinstance(prompts, str) else [prompts]
     if wrong := [each for each in given if not isinstance(each, str)]:
         raise PromptError(f"A prompt of a workbench is {wrong[0]!r}, but it must be a text.")
     return given

@@ -141,6 +141,9 @@ def test_a_damaged_list_of_names_keeps_no_workbench_from_opening(hf_model: Any, 
         ({"max_new_tokens": 0}, PromptError),
         ({"max_tokens": 5}, PromptError),
         ({"device": "tpu"}, ModelError),
+        ({"stop": (3,)}, PromptError),  # the page's own setting is the tick box
+        ({"prompts": 5}, PromptError),
+        ({"prompts": ["a"] * 257}, PromptError),
     ],
 )
 def test_bad_arguments_are_told_at_once_and_start_nothing(choices: dict[str, Any], error: type[Exception]) -> None:

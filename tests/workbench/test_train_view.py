@@ -208,6 +208,9 @@ def test_a_new_view_closes_the_old_one_unless_it_is_asked_for_wrongly(
         TrainView(model, data, lr=-1.0)
     with pytest.raises(TrainingError, match="max_steps is 'few'"):
         TrainView(model, data, steps="few")  # type: ignore[arg-type]
+    for wrong in ({"batch_rows": 0}, {"batch_rows": 2.5}, {"row_tokens": "few"}):  # a field would make 2 of 2.5
+        with pytest.raises(TrainingError, match=f"{next(iter(wrong))} is .*must be a whole number"):
+            TrainView(model, data, **wrong)  # type: ignore[arg-type]
     with pytest.raises(EETError, match="no action 'trian'. Did you mean 'train'"):
         view.press("trian")
     view.controller.page.fields["steps"].value = 1_000_000
