@@ -29,6 +29,8 @@ from eet_lab.techniques.continuous_batching import ContinuousBatching
 from eet_lab.words import brief, counted, visible
 
 MOST_REQUESTS = 20_000
+MOST_SEED = 2**53
+"""The largest whole number that a page keeps."""
 MOST_POLICIES = 6
 LOADS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.15, 1.3, 1.6)
 """Rates at which latency is drawn against load, times the one that was asked for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from html import escape
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import ipywidgets as W
 import plotly.graph_objects as go
@@ -16,12 +16,13 @@ from eet_lab.figures.live import StripCharts
 from eet_lab.figures.outputs import FigureBox
 from eet_lab.figures.players import ServingFilm
 from eet_lab.figures.serving import agreement_table, in_words, told_table
+from eet_lab.scheduling.choices import usual_lengths
 from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.served import Served
 from eet_lab.serving.live import Look
 from eet_lab.words import brief
 from eet_lab.workbench.actions import ActionPage, field
-from eet_lab.workbench.serving_jobs import MOST_REQUESTS, Asked, Measured, names_for
+from eet_lab.workbench.serving_jobs import MOST_REQUESTS, MOST_SEED, Asked, Measured, names_for
 
 LINES = {
     "requests": ("requests", "", {"wait": theme.SERIES[1], "run": theme.SELECTION}),
@@ -80,25 +81,21 @@ class ServingPage(ActionPage):
 
     def __init__(self, asked: Asked, table: CostTable, put: Callable[[str], None], with_model: bool = False) -> None:
         bursts = BURSTS if asked.cv in BURSTS.values() else {**BURSTS, f"cv {brief(asked.cv)}": asked.cv}
-        lengths, answers = asked.drawn(table)
         rate, drawn = replace(asked, trace="").rate_on(table), {"layout": WIDE, "tooltip": DISTRIBUTIONS}
         fields = {
             "rate": ("requests a second", W.FloatText(rate, layout=NARROW)),
             "cv": ("they come", W.Dropdown(options=list(bursts.items()), value=asked.cv, layout=WIDE)),
-            "lengths": ("tokens of each", W.Text(asked.lengths or _words(lengths), **drawn)),
-            "new_tokens": ("tokens of an answer", W.Text(asked.new_tokens or _words(answers), **drawn)),
+            "lengths": ("tokens of each", W.Text(asked.lengths or usual_lengths(table), **drawn)),
+            "new_tokens": ("tokens of an answer", W.Text(asked.new_tokens, **drawn)),
             "requests": ("requests", W.BoundedIntText(asked.requests, min=1, max=MOST_REQUESTS, layout=NARROW)),
-            "seed": ("seed", W.BoundedIntText(asked.seed, min=0, max=2**53, layout=NARROW)),
+            "seed": ("seed", W.BoundedIntText(asked.seed, min=0, max=MOST_SEED, layout=NARROW)),
             "trace": ("or a trace, a file", W.Text(asked.trace, placeholder="none", layout=WIDE, tooltip=TRACE)),
         }
         super().__init__({name: (*each, "") for name, each in fields.items()}, put)
-        self.form["new_tokens"].layout.display = None if table.kind == "decoder" else "none"
         for action in ("measure", "serve"):
             self.buttons[action].layout.display = None if with_model else "none"
-        self._policies = [
-            W.Combobox(value=words, options=names_for(table), layout=WIDE, continuous_update=False)
-            for words in asked.policies
-        ]
+        self._policies = [W.Combobox(value=each, layout=WIDE, continuous_update=False) for each in asked.policies]
+        self._suit(table)
         policies = [field(f"policy {number}", box) for number, box in enumerate(self._policies, 1)]
         self.film, self.live = ServingFilm(), ServingLive()
         self._table, self._kept = W.HTML(), FigureBox()
@@ -115,15 +112,23 @@ class ServingPage(ActionPage):
         """What the fields say now."""
         return Asked(tuple(words for box in self._policies if (words := box.value.strip())), **self.said())
 
+    def _suit(self, table: CostTable) -> None:
+        """Offer what there is for such a model; one that generates nothing has no answers."""
+        decodes, answers = table.kind == "decoder", self.fields["new_tokens"]
+        self.form["new_tokens"].layout.display = None if decodes else "none"
+        answers.value = answers.value or (usual_lengths(table) if decodes else "")
+        for box in self._policies:
+            box.options = names_for(table)
+
     def put_table(self, table: CostTable) -> None:
         """Say what a pass takes by now; the rate becomes one that suits it, as do lengths beyond it."""
         self._where.value = _where(table, is_example=False)
+        self._suit(table)
         asked = self.asked()
         try:
             asked.chosen(table, asked.traffic(table))
         except EETError:
-            lengths, answers = Asked(asked.policies).drawn(table)
-            self.fields["lengths"].value, self.fields["new_tokens"].value = _words(lengths), _words(answers)
+            self.fields["lengths"].value = self.fields["new_tokens"].value = usual_lengths(table)
         self.fields["rate"].value = replace(self.asked(), rate=None, trace="").rate_on(table)
 
     def show(
@@ -156,8 +161,3 @@ def results_table(runs: Mapping[str, Served]) -> str:
         cells = [brief(run.requests_per_s), f"{100 * run.busy:.0f} %", *map(brief, ends.values()), *firsts]
         rows.append([name, *cells, in_words(run).partition(", p50")[0]])
     return theme.table(head, rows)
-
-
-def _words(lengths: Any) -> str:
-    """A uniform distribution as `read_lengths` reads it."""
-    return f"{lengths.low}-{lengths.high}"

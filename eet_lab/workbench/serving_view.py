@@ -15,13 +15,15 @@ from typing import Any, ClassVar
 import numpy as np
 import plotly.graph_objects as go
 
-from eet_lab.errors import CostError, EETError
+from eet_lab.errors import CostError, EETError, TrafficError
 from eet_lab.figures.serving import batches, cost_surface, latency_against_load, simulated_beside_measured
 from eet_lab.models import Model, load
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.cost import CostTable, DecoderCost, EncoderCost
 from eet_lab.scheduling.cost_files import load_cost
 from eet_lab.scheduling.served import Served
+from eet_lab.scheduling.traffic import Gamma
+from eet_lab.scheduling.whole import check_whole
 from eet_lab.serving.live import Look
 from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
@@ -29,6 +31,7 @@ from eet_lab.words import visible
 from eet_lab.workbench.actions import ActionController, ActionView
 from eet_lab.workbench.page import Page
 from eet_lab.workbench.serving_jobs import (
+    MOST_SEED,
     Asked,
     Measured,
     ModelWork,
@@ -234,8 +237,8 @@ class ServingView(ActionView):
         *,
         rate: float | None = None,
         cv: float = 1.0,
-        lengths: str = "",
-        new_tokens: str = "",
+        lengths: str | int = "",
+        new_tokens: str | int = "",
         requests: int = 300,
         seed: int = 0,
         trace: str | Path = "",
@@ -249,7 +252,10 @@ class ServingView(ActionView):
         self._example = table if isinstance(table, EncoderCost | DecoderCost) else load_cost(table)
         named = (policies,) if isinstance(policies, str) else policies
         words = tuple(usual_policies(self._example) if named is None else named)
-        asked = Asked(words, rate, cv, lengths, new_tokens, requests, seed, str(trace))
+        if rate is not None:
+            Gamma(rate, cv)
+        check_whole(TrafficError, "seed", seed, 0, MOST_SEED)
+        asked = Asked(words, rate, cv, str(lengths), str(new_tokens), requests, seed, str(trace))
         asked.chosen(self._example, asked.traffic(self._example))  # told now rather than when a button is pressed
         on_model = None if self.model is None else self._run_on_model
         self._show_page(lambda put, background: ServingController(asked, self._example, put, background, on_model))

@@ -15,6 +15,7 @@ from cost_tables import TOY_DECODER, TURBO_2060
 import eet_lab
 from eet_lab.errors import Cancelled, CostError, EETError, ScheduleError, TrafficError
 from eet_lab.figures.players import MOST_PASSES, ServingFilm, film_lane
+from eet_lab.scheduling.choices import usual_lengths
 from eet_lab.scheduling.policies import NaivePadding
 from eet_lab.scheduling.simulator import simulate_traffic
 from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
@@ -189,6 +190,24 @@ def test_what_cannot_be_drawn_leaves_a_view_that_works(view: ServingView, monkey
     assert "Naive padding" in view.controller.page._table.value
 
 
+def test_a_length_may_be_a_number() -> None:
+    view = ServingView(TOY_DECODER, requests=5, lengths=16, new_tokens=2)
+    view.press("simulate")
+    [first, _] = view.wait().values()
+    view.close()
+    assert {*first.traffic.lengths} == {16} and {*first.traffic.new_tokens} == {2}
+
+
+def test_a_table_of_another_kind_brings_its_fields_and_policies(view: ServingView) -> None:
+    """A page that began with an encoder's example measures a model that generates."""
+    page = view.controller.page
+    assert page.form["new_tokens"].layout.display == "none"
+    page.put_table(TOY_DECODER)
+    assert page.form["new_tokens"].layout.display is None
+    assert page.fields["new_tokens"].value == usual_lengths(TOY_DECODER)
+    assert all("continuous_batching" in box.options for box in page._policies)
+
+
 def test_a_new_view_closes_the_old_one_unless_it_is_asked_for_wrongly() -> None:
     first = ServingView(TURBO_2060, requests=20)
     first.start()
@@ -198,6 +217,8 @@ def test_a_new_view_closes_the_old_one_unless_it_is_asked_for_wrongly() -> None:
         (TURBO_2060, {"cv": float("inf")}, TrafficError),
         (TURBO_2060, {"requests": MOST_REQUESTS + 1}, TrafficError),
         (TURBO_2060, {"requests": 0}, TrafficError),
+        (TURBO_2060, {"rate": "many"}, TrafficError),
+        (TURBO_2060, {"seed": 2**53 + 1}, TrafficError),  # a page would make it 2**53
         (TURBO_2060, {"lengths": "1-9000"}, CostError),
         (TURBO_2060, {"policies": []}, ScheduleError),
         (TURBO_2060, {"policies": "continuous_batching"}, ScheduleError),
