@@ -12,6 +12,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from eet_lab.bench import Comparison, Ladder
+from eet_lab.engine.generation import StepEvent
 from eet_lab.errors import EETError, PromptError, RecipeError
 from eet_lab.labels import with_labels
 from eet_lab.models import Model
@@ -149,7 +151,7 @@ class Controller:
                 self._shown_by[told.name](told) if isinstance(told, Answer) else self.hear(told)
             except Exception as error:  # noqa: BLE001  shown to the user; what was told after it counts as well
                 self.status.fail(error)
-            changed |= not isinstance(told, e.Stepped | e.Progress)
+            changed |= not isinstance(told, StepEvent | e.Progress)
         self.results.turn(self.busy)
         self.serving.turn()
         return changed
@@ -291,13 +293,13 @@ class Controller:
             case e.Phase(text):
                 self.status.text = text
                 self.watching.enter(event)
-            case e.Stepped(step):
-                self.status.clock.step(step.index + 1, step.num_steps)
-                self.watching.step(step)
+            case StepEvent():
+                self.status.clock.step(event.index + 1, event.num_steps)
+                self.watching.step(event)
             case e.Kept():
                 self.watching.keep(event)
-            case e.Partial(result):
-                self.results.provisional(result)
+            case Comparison() | Ladder():
+                self.results.provisional(event)
             case e.Finished():
                 self._finished(event)
 

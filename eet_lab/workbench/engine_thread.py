@@ -50,25 +50,11 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Stepped:
-    """One finished step of the engine."""
-
-    event: StepEvent
-
-
-@dataclass(frozen=True)
 class Kept:
     """What the run of `series` did with memory."""
 
     series: int
     memory: RunMemory
-
-
-@dataclass(frozen=True)
-class Partial:
-    """What a job has measured so far; more rounds follow."""
-
-    result: Comparison | Ladder
 
 
 @dataclass(frozen=True)
@@ -81,11 +67,12 @@ class Finished:
     seconds: float
 
 
-Event: TypeAlias = Progress | Named | Phase | Stepped | Kept | Partial | Finished
+Event: TypeAlias = Progress | Named | Phase | StepEvent | Kept | Comparison | Ladder | Finished
+"""A step is one that the engine has finished; a comparison or a ladder is what is measured so far."""
 
 
 class Feed:
-    """What a job tells: it only appends to a queue. Methods of their own are what is called back with."""
+    """What a job tells: it only appends to a queue."""
 
     def __init__(self, events: SimpleQueue[Event]) -> None:
         self._events = events
@@ -97,12 +84,6 @@ class Feed:
 
     def progress(self, done: int, total: int, text: str = "") -> None:
         self.tell(Progress(done, total, text))
-
-    def step(self, event: StepEvent) -> None:
-        self.tell(Stepped(event))
-
-    def partial(self, result: Comparison | Ladder) -> None:
-        self.tell(Partial(result))
 
     def engine(self, engine: Engine | None) -> None:
         """The engine that runs now; None after it has been closed."""

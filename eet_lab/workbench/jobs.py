@@ -113,7 +113,7 @@ class Job:
             series, counter = 1 if recipe else 0, TorchCounter(model.device)
             feed.tell(Named([BASELINE, short_form(str(recipe), model.device)] if recipe else NAMES))
             feed.tell(Phase(f"running {short_form(str(recipe), model.device)}", series))
-            run = bench.watched(engine, recipe, job, feed.step, cancel, prepare_s)
+            run = bench.watched(engine, recipe, job, feed.tell, cancel, prepare_s)
             feed.tell(Kept(series, RunMemory.of(engine, counter.read())))
         finally:
             engine.close()
@@ -145,7 +145,7 @@ class Job:
             feed.engine(engine)
             watched.append(engine)
 
-        told: dict[str, Any] = {"on_step": feed.step, "on_phase": on_phase, "on_engine": on_engine}
+        told: dict[str, Any] = {"on_step": feed.tell, "on_phase": on_phase, "on_engine": on_engine}
         return bench.compare(model, self._rows(), recipe, baseline=baseline, **told, **self._common(feed, cancel))
 
     def ladder(self, feed: Feed, cancel: threading.Event) -> bench.Ladder | None:
@@ -165,7 +165,7 @@ class Job:
 
     def _common(self, feed: Feed, cancel: threading.Event) -> dict[str, Any]:
         """What Compare and Ladder both take."""
-        told = {"progress": feed.progress, "cancel": cancel, "on_partial": feed.partial}
+        told = {"progress": feed.progress, "cancel": cancel, "on_partial": feed.tell}
         return {"repeats": self.repeats, **told, **vars(self.settings)}
 
 

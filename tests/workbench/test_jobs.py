@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from eet_lab.engine.generation import StepEvent
 from eet_lab.engine.settings import Settings
 from eet_lab.technique import Recipe
 from eet_lab.workbench import engine_thread, jobs
@@ -39,6 +40,6 @@ def test_a_run_that_is_stopped_asks_nothing_more_of_git(tiny: Any, monkeypatch: 
     """It takes a while on a busy machine, and a page waits for the end of what it stopped."""
     cancel, asked, feed = threading.Event(), list[bool](), Kept()
     monkeypatch.setattr("eet_lab.bench.measured.commit", lambda: asked.append(cancel.is_set()))
-    feed.step = lambda event: cancel.set()  # type: ignore[attr-defined]
+    feed.tell = lambda event: isinstance(event, StepEvent) and cancel.set()  # type: ignore[assignment]
     run = jobs.Job(tiny, ["1 2 3"], Recipe(), Settings(max_new_tokens=9)).run(feed, cancel)  # type: ignore[arg-type]
     assert run.stopped and asked == [False]
