@@ -188,7 +188,7 @@ def test_what_was_measured_is_told_with_its_interval(
 ) -> None:
     change = Change.of([100.0] * 8, [after] * 8)
     assert change is not None
-    monkeypatch.setattr(lesson, "paired", lambda model, budget_s: ((change, replace(change)), True))
+    monkeypatch.setattr(lesson, "paired", lambda model: ((change, replace(change)), True))
     where, shown, words = lesson.measured(guessed(), tiny).things
     assert "Measured now" in where.data and said in shown.data
     assert "120" in shown.data, "12 requests in 100 ms"

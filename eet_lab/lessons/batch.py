@@ -34,9 +34,9 @@ def lengths(model: Model) -> list[int]:
     return [len(row) for row in rows(model)]
 
 
-def clipped(text: str, width: int = 70) -> str:
+def clipped(text: str) -> str:
     """The beginning of a text."""
-    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+    return text if len(text) <= 70 else text[:69].rstrip() + "…"
 
 
 def warmed(model: Model, recipe: str, **settings: Any) -> Output:

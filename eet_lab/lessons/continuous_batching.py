@@ -158,18 +158,19 @@ class Runner:
         self.tokens = tuple(tuple(request.generated) for request in added)
 
 
+BUDGET_S = 4.0
 Changes = tuple[Change, Change]
 
 
 @on_its_device
-def paired(model: Model, budget_s: float = 4.0) -> tuple[Changes, bool]:
+def paired(model: Model) -> tuple[Changes, bool]:
     """What joining changes of the total and of the mean TTFT, in pairs of runs; and whether the tokens are the same."""
     runners = Runner(model, False), Runner(model, True)
     try:
         for runner in runners:  # to warm up
             runner.run()
             runner.totals_ms, runner.ttfts_ms = [], []
-        rounds = Rounds(None, budget_s, lambda: _changes(*runners))
+        rounds = Rounds(None, BUDGET_S, lambda: _changes(*runners))
         in_turn([Series(RECIPE, runner.run) for runner in runners], rounds, Tally(0, None))
         return _changes(*runners), runners[0].tokens == runners[1].tokens
     finally:
@@ -187,9 +188,9 @@ def _changes(groups: Runner, joining: Runner) -> Changes:
 
 
 @after_prediction
-def measured(guess: Prediction, model: Model, budget_s: float = 4.0) -> Shown:
+def measured(guess: Prediction, model: Model) -> Shown:
     """The twelve requests on the engine, in groups and joining, in turn until the interval of the pairs is narrow."""
-    (total, ttft), same = paired(model, budget_s)
+    (total, ttft), same = paired(model)
     groups, joined = (len(each.passes) for each in both().values())
     gains_more = total.verdict == ttft.verdict == "better" and ttft.ratio < total.ratio
     sooner = (

@@ -5,7 +5,8 @@ N tokens with a label, C channels, V words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate
@@ -27,11 +28,11 @@ from eet_lab.bench.workloads import TrainBatch
 from eet_lab.codec import decode
 from eet_lab.devices import checked_device
 from eet_lab.figures import plot, theme
-from eet_lab.figures.fusion import COLORS
+from eet_lab.figures.fusion import COLORS, LAUNCHES
 from eet_lab.lessons import recorded
 from eet_lab.lessons.pre_padding import padded_share
 from eet_lab.lessons.prediction import Prediction, after_prediction
-from eet_lab.lessons.show import Shown, here, noted, table, there
+from eet_lab.lessons.show import Shown, here, table, there
 from eet_lab.models import Model
 from eet_lab.models.config import PRESETS
 from eet_lab.technique import Recipe, obstacle, registry
@@ -87,7 +88,7 @@ def anatomy(model: Model) -> Shown:
     parts, tensors = step_parts(model, BASE), len(Trainer(model.network).parameters)
     return Shown(
         here(model),
-        _shares(parts, f"A step of {len(texts(model))} texts, by its parts", calls_on(model)),
+        _shares(parts, f"A step of {len(texts(model))} texts, by its parts", LAUNCHES[model.device]),
         *unseen(parts),
         "All texts are padded to the longest. The forward pass computes the loss, the backward pass the gradient of "
         "each weight, and the update moves the weights. Backward computes two products for each of forward, one for "
@@ -96,11 +97,6 @@ def anatomy(model: Model) -> Shown:
         f"it reads and writes every weight, its gradient and two moments, of {tensors} tensors, one after the other. "
         "On a GPU each call is a launch, which costs the host some microseconds however small it is.",
     )
-
-
-def calls_on(model: Model) -> str:
-    """What a step's work is counted in."""
-    return "launches" if model.device == "cuda" else "calls of PyTorch"
 
 
 def unseen(parts: Mapping[str, PhaseWork]) -> list[str]:
@@ -222,7 +218,7 @@ def flat(model: Model) -> Shown:
     rows = [[name, f"{part.launches:,}" if part.launches else "–", ms_words(part.ms)] for name, part in named.items()]
     return Shown(
         here(model),
-        table(["update of", calls_on(model), "time"], rows),
+        table(["update of", LAUNCHES[model.device], "time"], rows),
         *unseen(named),
         "`flat_optimizer` lays all weights into one buffer, and their gradients and moments into others of the same "
         "layout; a layer's weights are views of it. The formula is the same, and so is each number. The calls no "
@@ -275,22 +271,20 @@ def recorded_fusions() -> list[Any]:
     """The fusion map of GPT-2, as a GPU took it."""
     found = decode(FusionMap, recorded.kept("h100-fusion-gpt2"))
     none, full = found.rungs[0], found.rungs[-1]
-    launches = [f"{sum(work.launches for work in rung.work.values()):,}" for rung in (none, full)]
-    moved = [brief(sum(work.num_bytes for work in rung.work.values()) / 1e9) for rung in (none, full)]
-    took = [ms_words(rung.step_ms.p50) for rung in (none, full)]
+    launches, moved = (
+        [sum(getattr(work, what) for work in rung.work.values()) for rung in (none, full)]
+        for what in ("launches", "num_bytes")
+    )
     return [
-        noted(f"Not this machine: {found.environment.origin}. {found.workload}, bfloat16."),
+        there(f"{found.environment.origin}. {found.workload}, bfloat16"),
         plot(found, "fusion"),
-        f"From none to all, a step goes {_from_to(launches)} launches, {_from_to(moved)} GB that are moved, and "
-        f"{_from_to(took)}. Most of the gain is launches: this GPU waited for its host. So the update in one launch "
-        "gains much, and so do captured steps, of which the parts, launched one by one, tell nothing. Chunks alone "
-        "make the loss slower and save memory; the fused loss takes the time back. Fused norms, activations and "
-        "residuals save time of the GPU, which such a step does not wait for.",
+        f"From none to all, a step goes from {launches[0]:,} to {launches[1]:,} launches, from {brief(moved[0] / 1e9)} "
+        f"to {brief(moved[1] / 1e9)} GB that are moved, and from {ms_words(none.step_ms.p50)} to "
+        f"{ms_words(full.step_ms.p50)}. Most of the gain is launches: this GPU waited for its host. So the update in "
+        "one launch gains much, and so do captured steps, of which the parts, launched one by one, tell nothing. "
+        "Chunks alone make the loss slower and save memory; the fused loss takes the time back. Fused norms, "
+        "activations and residuals save time of the GPU, which such a step does not wait for.",
     ]
-
-
-def _from_to(pair: Sequence[str]) -> str:
-    return f"from {pair[0]} to {pair[1]}"
 
 
 def recorded_rows() -> list[tuple[float, Row]]:
@@ -333,14 +327,10 @@ def learned(found: TrainedDemo) -> Shown:
         fig,
         f"{found.model.config.num_params:,} weights read {num_tokens:,} tokens in {counted(len(steps), 'step')} and "
         f"{brief(found.seconds)} s. On text that it never read, the loss fell from {held_out[0].loss:.2f} (random "
-        f"guesses among {found.model.config.vocab_size:,} words: {_uniform(found.model):.2f}) to "
+        f"guesses among {found.model.config.vocab_size:,} words: {math.log(found.model.config.vocab_size):.2f}) to "
         f"{held_out[-1].loss:.2f}: it takes the right word for {percent(found.right)} of all places. Where the two "
         "lines part, the model learns what it read by heart.",
     )
-
-
-def _uniform(model: Model) -> float:
-    return float(torch.tensor(float(model.config.vocab_size)).log())
 
 
 def written(model: Model, found: TrainedDemo) -> Shown:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import plotly.graph_objects as go
 import torch
@@ -36,30 +36,24 @@ BASE = "pre_padding,mask_removal"
 PROMPT_TOKENS, NEW_TOKENS = 32, 352
 
 
-class Load(NamedTuple):
-    """A model with little weight and a batch with many rows: most of a step has to do with the KV cache."""
-
-    config: Config
-    num_rows: int
-
-
 LOADS = {
-    "cpu": Load(Config(2, 128, 2, 512, 256, PROMPT_TOKENS + NEW_TOKENS), 12),
-    "cuda": Load(Config(2, 2048, 16, 8192, 256, PROMPT_TOKENS + NEW_TOKENS), 256),
+    "cpu": (Config(2, 128, 2, 512, 256, PROMPT_TOKENS + NEW_TOKENS), 12),
+    "cuda": (Config(2, 2048, 16, 8192, 256, PROMPT_TOKENS + NEW_TOKENS), 256),
 }
+"""A model with little weight and a batch's many rows: most of a step has to do with the KV cache."""
 
 
 def small_model(like: Model) -> Model:
     """Two layers with random weights, on the device and in the dtype of `like`."""
-    config = LOADS[like.device].config
+    config, _ = LOADS[like.device]
     decoder = random_decoder(config, 0, like.decoder.device, like.decoder.dtype)
     return Model("two layers", f"{config.hidden_size}-channel {RANDOM_LABEL}", decoder, None, "random")
 
 
 def prompts(small: Model) -> list[list[int]]:
     """The batch for it: rows of equal length, of tokens that mean nothing."""
-    row = [1 + token % 200 for token in range(PROMPT_TOKENS)]
-    return [row] * LOADS[small.device].num_rows
+    _, num_rows = LOADS[small.device]
+    return [[1 + token % 200 for token in range(PROMPT_TOKENS)]] * num_rows
 
 
 def predict(small: Model) -> Prediction:
@@ -265,12 +259,6 @@ def _steps_figure(lines: list[theme.Curve]) -> go.Figure:
 
 
 def _steps(name: str, step_ms: Sequence[float], color: str) -> theme.Curve:
-    """The decode steps, each over the columns that it finds in the cache."""
-    steps = _smoothed(step_ms[1:])
+    """The decode steps, each as the median of its neighbours, over the columns that it finds in the cache."""
+    steps = [median(step_ms[max(i - 4, 1) : i + 5]) for i in range(1, len(step_ms))]
     return theme.Curve(name, steps, color, x=range(PROMPT_TOKENS, PROMPT_TOKENS + len(steps)))
-
-
-def _smoothed(steps: Sequence[float], reach: int = 4) -> list[float]:
-    """The median of each step and its neighbours."""
-    windows = (sorted(steps[max(i - reach, 0) : i + reach + 1]) for i in range(len(steps)))
-    return [window[len(window) // 2] for window in windows]

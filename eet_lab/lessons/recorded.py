@@ -109,9 +109,9 @@ def ceiling_gb_per_s() -> float:
     return rate
 
 
-def steps_of(model: str = MODEL) -> tuple[Row, ...]:
-    """Rows of that model whose time per token was measured, of batches alone."""
-    return tuple(row for row in rows() if row.is_batch and row.tpot_ms and Workload.parse(row.workload).model == model)
+def steps_of() -> tuple[Row, ...]:
+    """Rows of the model whose time per token was measured, of batches alone."""
+    return tuple(row for row in rows() if row.is_batch and row.tpot_ms and Workload.parse(row.workload).model == MODEL)
 
 
 def one_row() -> tuple[Row, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from eet_lab.figures.serving import highest_loads, in_percent
 from eet_lab.lessons import recorded
-from eet_lab.lessons.show import Shown, noted, table
+from eet_lab.lessons.show import Shown, table, there
 from eet_lab.scheduling.agreement import COMPARED, Compared
 from eet_lab.scheduling.policies import POLICIES
 from eet_lab.words import brief
@@ -32,7 +32,10 @@ def policies_on_gpus() -> Shown:
     )
     panels = {lengths: [_compared(*item) for item in found.items()] for lengths, found in now.items()}
     return Shown(
-        _there(f"bert-base, fp16, captured passes, {_on(kept)}; the last column: without captures, on an {H200}"),
+        there(
+            f"recorded with bert-base, fp16, captured passes, {_on(kept)}; the last column: without captures, on an "
+            f"{H200}"
+        ),
         highest_loads(panels, "The highest load with p99 within 50 ms, on an H100"),
         table(head, rows),
         f"Packing serves the most: on {LONG} and {SHORT} it comes to {_times(long, PACKED, PROGRAM)} and "
@@ -53,7 +56,7 @@ def simulated_on_gpus() -> Shown:
     names = next(iter(by_chunk.values()))["agreement"]
     worst = max(abs(number["error"]) for each in by_chunk.values() for number in each["agreement"].values())
     return Shown(
-        _there(f"Llama-1b, fp16, {kept['requests']} requests, {brief(kept['rate'])} a second, {_on(kept)}"),
+        there(_with_llama(kept, "requests")),
         _beside(by_chunk, names),
         "The same trace, which no cost table was made of, as the simulator serves it and as the engine did. The "
         f"simulation is at most {100 * worst:.0f} % off here. Smaller chunks bring no first token sooner: a prompt "
@@ -71,10 +74,7 @@ def _documents() -> tuple[Any, ...]:
     )
     whole, chunked = whole["ttft_ms"], chunked["ttft_ms"]
     return (
-        _there(
-            f"Llama-1b, fp16, {kept['requests']} requests of {kept['lengths']} tokens, {brief(kept['rate'])} a "
-            f"second, {_on(kept)}"
-        ),
+        there(_with_llama(kept, f"requests of {kept['lengths']} tokens")),
         _beside(by_chunk, [f"{title} {p}" for title in TIMES for p in ("p50", "p95", "p99")]),
         "Where one prompt of 200 is a document, a request that arrives meanwhile waits until the whole document is "
         "read, or, with chunks, only until the current chunk is. Few requests meet one here, so it hardly shows: of "
@@ -86,6 +86,10 @@ def _documents() -> tuple[Any, ...]:
         f"{_off(of_whole, 'TTFT p99')} and {_off(of_whole, 'time per token p99')}. Its cost table leaves out that each "
         "chunk of a document attends to all chunks before it. So measure where long prompts are read in chunks.",
     )
+
+
+def _with_llama(kept: Mapping[str, Any], requests: str) -> str:
+    return f"recorded with Llama-1b, fp16, {kept['requests']} {requests}, {brief(kept['rate'])} a second, {_on(kept)}"
 
 
 def _by_chunk(kept: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,10 +128,6 @@ def _on(kept: Mapping[str, Any]) -> str:
     """The GPU, the day and the commit."""
     source = kept["source"]
     return f"on an {source['device'].removeprefix('NVIDIA ')}, {source['date'][:10]}, {source['commit'][:7]}"
-
-
-def _there(where: str) -> Any:
-    return noted(f"Not this machine: recorded with {where}.")
 
 
 def _compared(policy: str, found: Mapping[str, Any]) -> Compared:

@@ -101,9 +101,9 @@ def here(model: Model) -> HTML:
     return noted(f"Measured now on the CPU: {device_name('cpu')}.")
 
 
-def there(used: Sequence[Row] | Ladder | Comparison) -> HTML:
-    """Measured on another machine: which one, with what, and when."""
-    return noted(f"Not this machine: {recorded.label(used)}.")
+def there(used: Sequence[Row] | Ladder | Comparison | str) -> HTML:
+    """Measured on another machine: which one, with what, and when, of what it is or in words."""
+    return noted(f"Not this machine: {used if isinstance(used, str) else recorded.label(used)}.")
 
 
 def in_words(result: Comparison, metric: str, name: str) -> str:

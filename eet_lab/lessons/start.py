@@ -62,10 +62,9 @@ def texts(output: Output) -> Shown:
     )
 
 
-def techniques(device: str | None = None) -> Shown:
+def techniques() -> Shown:
     """Every known technique, what it does in a sentence, and why it cannot run here where it cannot."""
-    device = device or default_device()
-    rows = []
+    rows, device = [], default_device()
     for name in listed():
         technique = registry()[name]
         one = technique()

@@ -17,7 +17,7 @@ from eet_lab.figures import theme
 from eet_lab.figures.plans import POOL_HEAD, film, pool_lines
 from eet_lab.lessons.memory_reuse import BASE
 from eet_lab.lessons.prediction import Prediction, after, after_prediction
-from eet_lab.lessons.show import Shown, chosen, here, noted, table
+from eet_lab.lessons.show import Shown, chosen, here, noted, table, there
 from eet_lab.memory import POOLS, RELEASES, one_after_the_other
 from eet_lab.memory.buffers import FirstFitPool
 from eet_lab.memory.replays import Replay, compare, pools, replay
@@ -268,8 +268,7 @@ def torch_allocator() -> Shown:
         where = noted(f"Measured now on {found.device}, torch {found.torch}.")
     else:
         found = caching_allocator.recorded()
-        when = found.date[:10]
-        where = noted(f"Not this machine: recorded on an {found.device}, torch {found.torch}, {when}.")
+        where = there(f"recorded on an {found.device}, torch {found.torch}, {found.date[:10]}")
     rows = []
     for stream, settings in found.streams.items():
         for setting, each in settings.items():

@@ -13,7 +13,7 @@ from eet_lab.bench.rows import Row
 from eet_lab.figures.serving import batches, cost_of_one, cost_surface, latency_against_load, told_table
 from eet_lab.lessons import recorded
 from eet_lab.lessons.prediction import Prediction, after_prediction
-from eet_lab.lessons.show import Shown, noted, table, there
+from eet_lab.lessons.show import Shown, table, there
 from eet_lab.scheduling import ContinuousBatching, DynamicProgram, LengthBuckets, NaivePadding, NoBatching, TokenBudget
 from eet_lab.scheduling.choices import one_by_one_rate
 from eet_lab.scheduling.cost import Costs, CostTable, EncoderCost
@@ -69,11 +69,6 @@ def served(name: str, load: float, cv: float = 1.0) -> Served:
     return simulate_traffic(traffic(load, cv), POLICIES[name], example())
 
 
-def where(cost: CostTable) -> object:
-    """The note that says whose times these are."""
-    return noted(f"Not this machine: {told_table(cost)}.")
-
-
 def costs() -> Shown:
     """The cost table as a surface, and what a text costs in a batch."""
     cost = example()
@@ -81,7 +76,7 @@ def costs() -> Shown:
     alone, shared = ([cost.at(length, rows) / rows for length in (short, long)] for rows in (1, most))
     saved = [percent(1 - less / more) for more, less in zip(alone, shared, strict=True)]
     return Shown(
-        where(cost),
+        there(told_table(cost)),
         cost_surface(cost, "What a pass costs: every point was measured, between them it is interpolated"),
         cost_of_one(cost, "What a text costs in a batch"),
         f"A text of {short} tokens takes {brief(alone[0])} ms alone, and {brief(shared[0])} ms as one of {most}: each "
@@ -263,7 +258,7 @@ def continuous(guess: Prediction) -> Shown:
     slower = joining["tpot_ms"]["p50"] / groups["tpot_ms"]["p50"] - 1
     head = ["", *(f"{name} {p} ms" for name in ("TTFT", "TPOT", "end to end") for p in ("p50", "p99"))]
     return Shown(
-        where(generating()),
+        there(told_table(generating())),
         batches(runs, "Rows of each pass: three seconds of the same questions", WINDOW_MS, height="rows"),
         table(head, rows),
         "A model that generates makes a pass for each token of an answer. A packed group has no pads, but it ends with "
