@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -100,9 +101,10 @@ class State(T.HasTraits):
 
     def turn(self, name: str, knob: str, value: Any) -> None:
         """Set a knob; what can no longer be on goes off, and comes back once it can be. RecipeError for a bad value."""
-        values = {**self.knobs.get(name, {}), knob: value}
-        registry()[name](**values)
-        self.knobs = {**self.knobs, name: values}
+        technique = self.technique(name)
+        check_known(RecipeError, "knob", knob, technique.knobs)
+        turned = replace(technique, **{knob: value})
+        self.knobs = {**self.knobs, name: {each: getattr(turned, each) for each in turned.knobs}}
         self.settle()
 
     def edit_prompt(self, index: int, text: str) -> None:
@@ -144,8 +146,12 @@ class State(T.HasTraits):
         return bool(self.chosen.get(name)) and name in registry()
 
     def technique(self, name: str) -> Technique:
-        """The technique with its knobs as they stand."""
-        return registry()[name](**self.knobs.get(name, {}))
+        """The technique with its knobs as they stand; with its own where a cell that ran again gave it others."""
+        kind, turned = known(name), self.knobs.get(name, {})
+        try:
+            return kind(**{f.name: turned[f.name] for f in fields(kind) if f.name in turned})
+        except RecipeError:  # limits that are narrower now
+            return kind()
 
     def blocked(self, name: str) -> str | None:
         """Why a technique cannot be on now, or None: not here, not for this model, lacking another, or in conflict."""

@@ -190,6 +190,31 @@ def test_a_technique_registered_in_a_cell_appears_and_what_it_requires_is_told(b
     assert "mine" not in [each["name"] for each in shown(bench, "techniques")["list"]]
 
 
+def test_a_cell_that_runs_again_with_other_knobs_leaves_a_page_that_works(bench: Workbench) -> None:
+    def register(**knobs: Any) -> None:
+        told = {name: ClassVar[str] for name in ("name", "title")} | {name: int for name in knobs}
+        kind = type("Mine", (Technique,), {
+            "__doc__": "Mine.", "__annotations__": told, "name": "mine", "title": "Mine",
+            "apply": lambda self, parts: replace(parts, weights=(*parts.weights, lambda model: model)), **knobs,
+        })  # fmt: skip
+        techniques.register(dataclass(frozen=True)(kind))
+
+    register(strength=knob(3, "How much.", low=1, high=9))
+    try:
+        do(bench, c.Toggle("mine", True), c.Turn("mine", "strength", 7))
+        assert knobs(bench)["strength"]["value"] == 7
+        do(bench, c.Turn("mine", "strenth", 1))
+        assert "no knob 'strenth'. Did you mean 'strength'" in errors(bench)
+        register(force=knob(2, "How much.", low=1, high=4))
+        do(bench, c.Turn("mine", "force", 4))
+        assert errors(bench) == "" and [*knobs(bench)] == ["force"] and knobs(bench)["force"]["value"] == 4
+        register(force=knob(1, "How much.", low=1, high=3))
+        do(bench, c.Select("mine"))
+        assert errors(bench) == "" and knobs(bench)["force"]["value"] == 1, "4 is none of its values now"
+    finally:
+        del techniques._REGISTRY["mine"]
+
+
 def test_prompts_are_added_edited_and_removed(bench: Workbench) -> None:
     do(bench, c.AddPrompts([""]), c.AddPrompts(["1 2", "3 4 5"]))
     assert bench.controller.state.prompts == [*PROMPTS, "", "1 2", "3 4 5"]
