@@ -112,4 +112,4 @@ def _texts(result: Result) -> str:
         f'<div class="eet-text"><span class="eet-dim">{escape(each["heading"])}</span>{escape(each["text"])}</div>'
         for each in answer.words(result, "texts")
     )
-    return f"<h3>Texts of the full recipe</h3>{''.join(rows)}"
+    return f"<h3>What was generated</h3>{''.join(rows)}"

@@ -21,12 +21,6 @@ PATIENCE_S = 0.3
 """A choice that stands this long is worth a meta trace."""
 MOVED = 0.05
 """The share of free memory that may come or go before a forecast is asked for again."""
-ENGINES = "both engines, which are kept so that they can be timed in turn"
-CHECK = (
-    "at most, for checking the output (one more run, and a pass in higher precision), reading held-out text (lossy "
-    "recipes), and measuring the speed of memory"
-)
-LADDER = "Ladder may keep more engines at a time, for the recipes in between, which this forecast leaves out"
 COLORS = {"weights": WEIGHTS, "KV cache": KV, "its growth": "#93b8f8", "activations": ARENA, "workspace": SPARE}
 
 
@@ -135,8 +129,10 @@ def _on_compare(compare: CompareForecast, free_bytes: int) -> str:
     if less > 0:
         return f"Compare does not fit: it needs {need}, {sized(less)} too much. Use fewer prompts or new tokens."
     return (
-        f"Compare fits too: {need}, of which {sized(compare.engine_bytes)} for {ENGINES}, and "
-        f"{sized(compare.check_bytes)} {CHECK}. {LADDER}."
+        f"Compare fits too: {need}, of which {sized(compare.engine_bytes)} for both engines, which are kept so that "
+        f"they can be timed in turn, and {sized(compare.check_bytes)} at most, for checking the output (one more run, "
+        "and a pass in higher precision), reading held-out text (lossy recipes), and measuring the speed of memory. "
+        "Ladder may keep more engines at a time, for the recipes in between, which this forecast leaves out."
     )
 
 

@@ -73,7 +73,7 @@ class MemoryTab:
 
     def picks(self) -> list[dict[str, Any]]:
         """The lists to choose from, for the page."""
-        planners = [{"value": name, "label": _in_words(name)} for name in self._planners()]
+        planners = [{"value": name, "label": PLANNER_WORDS.get(name, name)} for name in self._planners()]
         lists: Sequence[tuple[str, str, list[Any], str]] = (
             ("run", "Run", list(self.runs), self._run),
             ("pass", "Pass", list(PASSES), self._phase),
@@ -118,7 +118,7 @@ class MemoryTab:
 
     def _named(self) -> list[Placed]:
         """What other planners would do, as the knob calls them."""
-        return [replace(each, name=_in_words(each.name)) for each in self._placed.get(self._key, ())]
+        return [replace(each, name=PLANNER_WORDS.get(each.name, each.name)) for each in self._placed.get(self._key, ())]
 
     def _chosen(self) -> str:
         names = self._planners()
@@ -129,11 +129,6 @@ class MemoryTab:
         own = self.runs[self._run].plan(self._phase)
         others = {each.name: each.plan for each in self._placed.get(self._key, ()) if each.plan}
         return others.get(self._planner) or own
-
-
-def _in_words(planner: str) -> str:
-    """A planner's name in the words of the knob."""
-    return PLANNER_WORDS.get(planner, planner)
 
 
 def _facts(runs: Mapping[str, RunMemory]) -> Sequence[Sequence[str]]:

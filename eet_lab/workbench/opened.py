@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eet_lab.bench import Comparison, Ladder, Measurement, Run, Workload
+from eet_lab.bench import Comparison, Ladder, Measurement, Workload
 from eet_lab.bench.timeline import Timelines
 from eet_lab.errors import EETError, PromptError, ResultError
 from eet_lab.figures import theme
@@ -152,12 +152,12 @@ class Opened:
     @property
     def can_race(self) -> bool:
         """Whether it has two lanes."""
-        return not isinstance(self.result, Run) and self.result is not None and answer.ends(self.result) is not None
+        return self.result is not None and answer.ends(self.result) is not None
 
     def lanes(self) -> tuple[str, Sequence[str], list[dict[str, Any]]]:
         """The title, the prompts and the two lanes of a race."""
         result = self.result
-        if result is None or isinstance(result, Run) or (pair := answer.ends(result)) is None:
+        if result is None or (pair := answer.ends(result)) is None:
             raise EETError("A race needs two runs, and this is a single one: open a Compare or a Ladder.")
         where, trained = result.environment, is_demo(result.environment.model_label)
         stop: Any = result.settings.get("stop", ())  # a list of ids, as files are checked

@@ -60,7 +60,7 @@ class ServingLive(StripCharts):
 
 BURSTS = {"like clockwork": 0.0, "at random (Poisson)": 1.0, "in bursts (cv 2)": 2.0, "in great bursts (cv 4)": 4.0}
 WIDE, NARROW = {"width": "230px"}, {"width": "110px"}
-EXAMPLE = "Simulated in warped time; no model runs. What a pass takes comes from an example table, measured elsewhere: "
+GIVEN = "Simulated in warped time; no model runs. What a pass takes is read from a table, not measured here: "
 MEASURED_HERE = "What a pass takes was measured on this machine, with this model: "
 ON_A_CPU = " A CPU's times say nothing of a GPU's."
 FLOW = {"flex_flow": "row wrap", "display": "flex", "grid_gap": "4px 14px"}
@@ -74,9 +74,9 @@ class ServingPage(ActionPage):
     ACTIONS: ClassVar[Mapping[str, tuple[str, str, str]]] = {
         "simulate": ("Simulate", "", "Simulating …"),
         "loads": ("Against load", "The same requests at several rates", "Simulating …"),
-        "measure": ("Measure this model", "Its own cost table: seconds to a minute", "Measuring …"),
+        "measure": ("Measure this model", "Its own cost table: seconds to minutes", "Measuring …"),
         "serve": ("Serve it", "The same requests in real time, on the model itself", "Serving …"),
-        "stop": ("Stop", "Stop the simulation, and the film", ""),
+        "stop": ("Stop", "Stop what runs, and the film", ""),
     }
 
     def __init__(self, asked: Asked, table: CostTable, put: Callable[[str], None], with_model: bool = False) -> None:
@@ -99,7 +99,7 @@ class ServingPage(ActionPage):
         policies = [field(f"policy {number}", box) for number, box in enumerate(self._policies, 1)]
         self.film, self.live = ServingFilm(), ServingLive()
         self._table, self._kept = W.HTML(), FigureBox()
-        self._where = W.HTML(_where(table, is_example=True))
+        self._where = W.HTML(_where(table, is_given=True))
         row = W.HBox([*self.buttons.values(), self.status], layout={**FLOW, "align_items": "center", "margin": "6px 0"})
         self.box = W.VBox(
             [
@@ -122,7 +122,7 @@ class ServingPage(ActionPage):
 
     def put_table(self, table: CostTable) -> None:
         """Say what a pass takes by now; the rate becomes one that suits it, as do lengths beyond it."""
-        self._where.value = _where(table, is_example=False)
+        self._where.value = _where(table, is_given=False)
         self._suit(table)
         asked = self.asked()
         try:
@@ -141,9 +141,9 @@ class ServingPage(ActionPage):
         self._kept.show(*figures.values())
 
 
-def _where(table: CostTable, is_example: bool) -> str:
+def _where(table: CostTable, is_given: bool) -> str:
     """Where the times come from."""
-    told = f"{EXAMPLE if is_example else MEASURED_HERE}{told_table(table)}."
+    told = f"{GIVEN if is_given else MEASURED_HERE}{told_table(table)}."
     told += ON_A_CPU if table.source.driver is None else ""  # only a GPU's table has a driver
     return f'<div class="eet-dim" style="line-height:1.45">{escape(told)}</div>'
 

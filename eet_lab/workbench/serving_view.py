@@ -102,8 +102,8 @@ class ServingController(ActionController):
             raise EETError("There is no model to run. Open the view with one: ServingView(model='demo').")
         if action == "serve" and not self._is_own:
             raise CostError(
-                f"The cost table is an example, of {visible(self.table.source.model)}, so it cannot predict this "
-                "model. Press Measure this model first."
+                f"The cost table was not measured here: it is of {visible(self.table.source.model)}, and cannot "
+                "predict this model on this machine. Press Measure this model first."
             )
         done = measure if action == "measure" else partial(serve, asked, self.table, self._looks.put)
         self._on_model(action, done, cancel)

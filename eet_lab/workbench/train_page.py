@@ -34,8 +34,6 @@ LINES = {
 }
 """Title, unit and lines of each chart."""
 SCALES = {"loss": "log", "norm": "log"}
-NOT_MEASURED = "Not measured on a CPU."
-NO_CEILING = "No ceiling measured on a CPU."
 
 
 class TrainLive(StripCharts):
@@ -44,7 +42,8 @@ class TrainLive(StripCharts):
     def __init__(self, on_gpu: bool) -> None:
         super().__init__(LINES, height="190px", x_unit="", scales=SCALES, overflow="visible")
         if not on_gpu:
-            self.charts["memory"].note, self.charts["mfu"].note = NOT_MEASURED, NO_CEILING
+            self.charts["memory"].note = "Not measured on a CPU."
+            self.charts["mfu"].note = "No ceiling measured on a CPU."
 
     def push(self, looks: Iterable[Look | Evaluation]) -> None:
         """What was told since."""
@@ -74,7 +73,7 @@ class TrainPage(ActionPage):
 
     ACTIONS: ClassVar[Mapping[str, tuple[str, str, str]]] = {
         "train": ("Train", "From the model’s own weights", "Reading the data …"),
-        "stop": ("Stop", "Stops within one pass and writes the checkpoint", ""),
+        "stop": ("Stop", "Stops within one pass; writes the checkpoint, if a folder is named", ""),
         "resume": ("Resume", "From the last checkpoint", "Reading the checkpoint …"),
         "compare": ("Compare", "The ticked techniques with none, a step of each in turn", "Reading the data …"),
         "ladder": ("Ladder", "The ticked techniques added, and left out, one by one", "Reading the data …"),

@@ -128,7 +128,7 @@ class Workbench(UiThread):
     def report(self) -> Any:
         """The last result as a cell's own output: its table, and its figures."""
         if not isinstance(self.result, (Comparison, Ladder)):
-            return HTML(theme.stylesheet() + theme.note("There is no result yet: press Compare or Ladder first."))
+            return HTML(theme.stylesheet() + theme.note("There is no comparison yet: press Compare or Ladder first."))
         return export.Report(self.result)
 
 

@@ -70,7 +70,7 @@ def test_the_switch_shows_the_page_in_place_of_the_bench_and_makes_it_once(bench
     assert "eet-serves" in page.box._dom_classes and page.bar.state["serving"]
     made = bench.controller.serving.controller
     assert made is not None and page.box.children[-1] is made.page.box
-    assert "example table" in made.page._where.value and "say nothing of a GPU" in made.page._where.value
+    assert "not measured here" in made.page._where.value and "say nothing of a GPU" in made.page._where.value
     do(bench, c.ShowServing(False), c.ShowServing(True), c.Run())  # what runs is seen on the bench
     assert "eet-serves" not in page.box._dom_classes and bench.controller.serving.controller is made
 
@@ -80,7 +80,7 @@ def test_this_model_is_measured_then_served_beside_its_simulation(
 ) -> None:
     tables.clear()
     press(bench, "serve")
-    assert "Press Measure this model first" in tab.page.error.value, "an example is no measure of this model"
+    assert "Press Measure this model first" in tab.page.error.value, "another's table is no measure of this model"
     tab.page.fields["trace"].value = "no-such-file"  # no table needs it
     press(bench, "measure")
     assert isinstance(tab.table, DecoderCost) and tab.table.source.model == bench.model.name  # type: ignore[union-attr]

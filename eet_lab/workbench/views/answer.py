@@ -59,11 +59,11 @@ HOW = (
 )
 
 
-def ends(result: Comparison | Ladder) -> tuple[Measurement, Measurement] | None:
-    """The two that a result is about: baseline and selection, first and last rung; None of a ladder of one."""
+def ends(result: Result) -> tuple[Measurement, Measurement] | None:
+    """The two that a result is about: baseline and selection, first and last rung; None of a run or a lone rung."""
     if isinstance(result, Comparison):
         return result.baseline, result.selection
-    rungs = result.rungs
+    rungs = result.rungs if isinstance(result, Ladder) else ()
     return (rungs[0].measurement, rungs[-1].measurement) if len(rungs) > 1 else None
 
 
@@ -112,8 +112,8 @@ def headline(result: Result) -> list[dict[str, str]]:
     """The answer in a line, for the bar."""
     if isinstance(result, Run):
         m = result.measurement
-        known = [(m.ttft_ms, "first token after {} ms"), (m.tpot_ms, "{} ms per token")]
-        return [{"text": text.format(brief(times.p50)), "kind": "plain"} for times, text in known if times is not None]
+        known = [(p50(m.ttft_ms), "first token after {} ms"), (p50(m.tpot_ms), "{} ms per token")]
+        return [{"text": text.format(brief(ms)), "kind": "plain"} for ms, text in known if ms is not None]
     pair = ends(result)
     if pair is None:
         return []
@@ -203,7 +203,7 @@ def meaningless(result: Result) -> str:
 
 
 def _texts(result: Result) -> list[dict[str, str]]:
-    pair = None if isinstance(result, Run) else ends(result)
+    pair = ends(result)
     m = result.measurement if isinstance(result, Run) else pair and pair[1]
     if not m:
         return []
@@ -278,8 +278,7 @@ def tiles_apart(first: Measurement, second: Measurement, of_others: str) -> list
 def _run_tiles(run: Run) -> list[dict[str, Any]]:
     m = run.measurement
     values = (
-        ("Time to first token", p50(m.ttft_ms), "ms"),
-        ("Time per token", p50(m.tpot_ms), "ms"),
+        *((label, p50(getattr(m, key)), "ms") for key, label in TIMED.items()),
         ("Peak memory", m.memory["peak"] / MiB, "MiB"),
         ("Throughput", p50(m.tokens_per_s), "tokens/s"),
     )

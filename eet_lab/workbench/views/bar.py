@@ -29,7 +29,7 @@ TIPS = {
     "run": "Generate once with the selection, and watch (R)",
     "compare": "Time the selection against {against}: same prompts, weights and seed (C)",
     "ladder": "Add the techniques one by one, then leave each out: what each one saves (L)",
-    "stop": "Stop the run and keep what it has generated (Esc)",
+    "stop": "Stop what runs (Esc); a Run keeps what it has generated",
 }
 KEPT = "A kept run is open, and nothing can start: press “Back to my model” ({}) first."
 

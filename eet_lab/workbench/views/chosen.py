@@ -78,7 +78,7 @@ def _meaning(recipe: str) -> str:
     if not recipe.startswith("all"):
         return recipe
     apart = [registry()[name].title for name in listed() if not is_in_all(registry()[name])]
-    return f"{recipe}. “all” is every technique that loses nothing and can run here, but not: {', '.join(apart)}."
+    return f"{recipe}. “all” is every technique that can run here, but not: {', '.join(apart)}."
 
 
 def _card(state: State, name: str, read_only: bool) -> dict[str, Any]:
