@@ -195,7 +195,8 @@ def test_each_slip_is_told_in_its_own_words(exercises: dict[str, Exercise], name
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_any_other_wrong_answer_is_told_what_to_do(exercises: dict[str, Exercise], name: str) -> None:
-    for value in (123_457, (123_457, 123_457)):
+    huge = 10**400  # no float holds it
+    for value in (123_457, (123_457, 123_457), huge, (huge, -huge)):
         verdict = exercises[name].check(lambda *args, value=value: value)
         assert verdict.ok is False and not any(words in verdict.message for words in exercises[name].slips)
         assert len(verdict.message.partition("it should be")[2]) > 40 or "; you returned" in verdict.message

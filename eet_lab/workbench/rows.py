@@ -246,7 +246,8 @@ class Sidecar:
             before = self.entries()
             entries = dict(before)
             edit(entries)
-            self._unwritten |= {id: entry for id, entry in entries.items() if entry != before.get(id)}
+            own = {id: entry for id, entry in entries.items() if entry != before.get(id)}
+            self._unwritten = self._unwritten | own  # another one: a thread may be walking through the old one
             return why.strerror or str(why)
         return ""
 
