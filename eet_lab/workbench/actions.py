@@ -16,9 +16,7 @@ import ipywidgets as W
 
 from eet_lab.errors import Cancelled, EETError, check_known
 from eet_lab.figures.theme import error_card
-from eet_lab.workbench.threads import Answer, Background, UiThread, drained
-
-STOP = "stop"
+from eet_lab.workbench.threads import STOP, Answer, Background, UiThread, drained
 
 
 class ActionPage:
@@ -88,11 +86,6 @@ class ActionController:
         self._asked: Any = None  # what the fields said when it began
         self._said = ""
 
-    def checked(self, action: str) -> str:
-        """The same; EETError for what is no action."""
-        check_known(EETError, "action", action, self.page.ACTIONS)
-        return action
-
     @property
     def busy(self) -> bool:
         """Whether something is asked for that was not answered."""
@@ -100,7 +93,8 @@ class ActionController:
 
     def press(self, action: str) -> None:
         """Begin what a button asks for, or stop what goes on: nothing begins beside it. Errors are told on the page."""
-        if self.checked(action) == STOP:
+        check_known(EETError, "action", action, self.page.ACTIONS)
+        if action == STOP:
             self.stop()
         if action == STOP or self.busy:
             return
@@ -161,10 +155,7 @@ class ActionView(UiThread):
 
         EETError for another action, after `close`, and while something else runs.
         """
-        self.controller.checked(action)
-        self._check_open(action)
-        if action != STOP and self.busy:
-            raise EETError(f"{action} cannot start while something runs. Wait for it with wait(), or press('stop').")
+        self._check_press(action, self.controller.page.ACTIONS, self.busy)
         self._inbox.put(action)
 
     def _is_idle(self) -> bool:

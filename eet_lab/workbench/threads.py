@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -18,13 +18,15 @@ from typing import Any, ClassVar, TypeVar
 import ipywidgets as W
 from IPython.display import HTML, display
 
-from eet_lab.errors import EETError
+from eet_lab.errors import EETError, check_known
 from eet_lab.figures.script import all_widgets
 from eet_lab.progress import Cancel
 from eet_lab.words import plain
 from eet_lab.workbench.page_recovery import RUN_AGAIN, PageRecovery
 
 TICK_S = 0.1
+STOP = "stop"
+"""The action that ends another."""
 
 
 class UiThread:
@@ -92,6 +94,13 @@ class UiThread:
             if time.monotonic() > deadline:
                 raise EETError(f"It is not done after {plain(timeout_s)} s: {self._told()}. Give wait() longer.")
             time.sleep(TICK_S / 4)
+
+    def _check_press(self, action: str, actions: Iterable[str], busy: bool) -> None:
+        """EETError for what is none of the actions, after `close`, and, but for STOP, while something runs."""
+        check_known(EETError, "action", action, actions)
+        self._check_open(action)
+        if action != STOP and busy:
+            raise EETError(f"{action} cannot start while something runs. Wait for it with wait(), or press('stop').")
 
     def _check_open(self, action: str) -> None:
         """EETError after `close`."""

@@ -17,7 +17,7 @@ from IPython.display import HTML
 from eet_lab import devices
 from eet_lab.bench import Comparison, Ladder
 from eet_lab.engine.settings import Settings
-from eet_lab.errors import EETError, PromptError, check_known
+from eet_lab.errors import PromptError, check_known
 from eet_lab.figures import theme
 from eet_lab.models import Model
 from eet_lab.texts import RecipeLike, read_recipe
@@ -107,10 +107,7 @@ class Workbench(UiThread):
         While the model is still loading, the action waits for it. EETError for another action, after `close`, and
         while something else runs.
         """
-        check_known(EETError, "action", action, ACTIONS)
-        self._check_open(action)
-        if action != "stop" and self.controller.busy and self.controller.model is not None:
-            raise EETError(f"{action} cannot start while something runs. Wait for it with wait(), or press('stop').")
+        self._check_press(action, ACTIONS, self.controller.busy and self.controller.model is not None)
         self.controller.put(ACTIONS[action]())
 
     def wait(self, timeout_s: float = 600.0) -> Result | None:
