@@ -89,8 +89,7 @@ class ServingController(ActionController):
 
     def tick(self) -> None:
         super().tick()
-        newest = drained(self._looks)[-1:]
-        for look in newest if self.busy else ():
+        for look in drained(self._looks):  # the last ones come with the end
             self.page.live.push(look)
 
     def _ask(self, action: str, asked: Asked, cancel: threading.Event) -> None:

@@ -193,6 +193,11 @@ def test_looks_are_drawn_and_a_percentile_that_is_not_there_is_left_out(tab: Ser
     live.push(Look(1.0, 1, 4, 1, 6, {"p50": 20.0, "p99": 40.0}, {}))
     assert [point[1:] for point in live.charts["requests"].points] == [(0.5, 3.0), (1.0, 1.0), (0.5, 2.0), (1.0, 4.0)]
     assert len(live.charts["ttft"].points) == 2 and live.charts["tpot"].points == []
+    for at_s in (1.5, 2.0):  # told just before the end, and read after it
+        tab._looks.put(Look(at_s, 0, 1, 5, 6, {}, {}))
+    tab.tick()
+    assert not tab.busy and live.charts["requests"].points[-1] == (1, 2.0, 1.0)
+    assert len(live.charts["requests"].points) == 8
 
 
 def test_both_are_drawn_with_the_error_of_the_simulation() -> None:
