@@ -95,18 +95,15 @@ def step(model: Model) -> Shown:
     busy, total = sum(op.took_us for op in found), found[-1].start_us + found[-1].took_us
     attention = sum(op.took_us for op in found if op.op == "attention") / busy
     rate, most = streaming_gb_per_s(model.device), max(found, key=lambda op: op.num_bytes)
+    name = "The LM head, in next_token," if most.op == "next_token" else most.op
     own = min(most.num_bytes / rate / 1e3 / most.took_us, 1.0)  # a cache may be faster than memory
     return Shown(
         here(model),
         decode_step.step_figure(found, rate),
         f"Look at attention: it reads hardly any bytes and takes {percent(attention)} of the time, because it makes "
-        f"the most calls. {_named(most.op)} has the most bytes, and they account for {percent(own)} of its time. "
+        f"the most calls. {name} has the most bytes, and they account for {percent(own)} of its time. "
         f"{percent(1 - busy / total)} of the step lies between the ops: Python.",
     )
-
-
-def _named(op: str) -> str:
-    return "The LM head, in next_token," if op == "next_token" else op
 
 
 @after_prediction

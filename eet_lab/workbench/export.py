@@ -7,8 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import plotly.io
 from IPython.display import HTML, display
+from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
 from eet_lab.bench.timeline import trace_text
@@ -69,6 +69,7 @@ def page(result: Result) -> str:
     figures = plot(result, "all")
     assert isinstance(figures, dict)
     title = f"EET Lab: {type(result).__name__} of {result.workload}"
+    config = {**CONFIG, "responsive": True}
     where = f"{environment.model_label}; {environment.dtype} on {environment.origin}"
     return PAGE.format(
         title=escape(title),
@@ -76,7 +77,10 @@ def page(result: Result) -> str:
         plotlyjs=get_plotlyjs(),
         where=escape(where),
         overview=overview(result),
-        figures="".join(f"<section>{_figure(fig)}</section>" for fig in figures.values()),
+        figures="".join(
+            f"<section>{to_html(fig, full_html=False, include_plotlyjs=False, config=config)}</section>"
+            for fig in figures.values()
+        ),
         texts=_texts(result),
     )
 
@@ -92,10 +96,6 @@ def write_page(result: Result, path: Path) -> Path:
 
 def _style() -> str:
     return f"{theme.stylesheet()}<style>{style('Export')}</style>"
-
-
-def _figure(fig: Any) -> str:
-    return plotly.io.to_html(fig, full_html=False, include_plotlyjs=False, config={**CONFIG, "responsive": True})
 
 
 def _tile(tile: Mapping[str, Any]) -> str:

@@ -98,7 +98,10 @@ class MemoryTab:
         """Planners side by side, and what each run's KV cache was and how often it asked the driver."""
         placed = self._named()
         notes = [] if self._key in self._placed else ["Asking the other planners…"]
-        facts = {"head": ["", *self.runs], "rows": _facts(self.runs), "notes": []}
+        columns = [run.facts() for run in self.runs.values()]
+        names = dict.fromkeys(name for column in columns for name in column)
+        told = [[name, *(column.get(name, "–") for column in columns)] for name in names]
+        facts = {"head": ["", *self.runs], "rows": told, "notes": []}
         return [{"head": list(HEAD), "rows": lines(placed), "notes": notes}, facts]
 
     @property
@@ -129,10 +132,3 @@ class MemoryTab:
         own = self.runs[self._run].plan(self._phase)
         others = {each.name: each.plan for each in self._placed.get(self._key, ()) if each.plan}
         return others.get(self._planner) or own
-
-
-def _facts(runs: Mapping[str, RunMemory]) -> Sequence[Sequence[str]]:
-    """A row for each fact, and a column for each run."""
-    columns = [run.facts() for run in runs.values()]
-    names = dict.fromkeys(name for column in columns for name in column)
-    return [[name, *(column.get(name, "–") for column in columns)] for name in names]

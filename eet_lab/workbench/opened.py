@@ -187,15 +187,12 @@ def state_of(result: Result) -> State:
 
 def _header(model: str, device: str, dtype: str) -> dict[str, Any]:
     """The bar's lists, each with the one thing that was chosen."""
+    chosen = {"model": model, "device": device, "dtype": dtype}
     return {
-        "models": [{"value": model, "label": model}],
-        "model": model,
+        **chosen,
+        **{f"{name}s": [value] for name, value in chosen.items()},
         "ask_path": False,
         "path": "",
-        "dtypes": [dtype],
-        "dtype": dtype,
-        "devices": [{"value": device, "label": device}],
-        "device": device,
         "load_again": False,
         "facts": "",
         "badge": {"text": "kept run", "kind": "plain", "tip": "Nothing is measured while it is open."},

@@ -163,7 +163,8 @@ class Results:
             case c.CloseRun():
                 self.close_run()
             case c.CompareTicked():
-                self._open_two()
+                rows = self._two()
+                self._put(Opened(pair=SideBySide.of(rows, [self.history.open(row.id)[0] for row in rows])))
             case _:
                 raise EETError(f"{type(command).__name__} is not a command of this workbench.")
 
@@ -332,10 +333,6 @@ class Results:
         self._ticked = [each for each in self._ticked if each != id]
         if self.opened and id in self.opened.ids:
             self.close_run()
-
-    def _open_two(self) -> None:
-        rows = self._two()
-        self._put(Opened(pair=SideBySide.of(rows, [self.history.open(row.id)[0] for row in rows])))
 
     def _two(self) -> list[KeptRun]:
         rows = {row.id: row for row in self.history.rows()}
