@@ -11,12 +11,15 @@
 
 namespace eet {
 
-// Whether all warps of a block wait for its cluster before they do anything else. They need not, but racecheck takes one
-// warp's wait for all of the block's, and a warp that waits for another one never comes there.
+// For racecheck. It takes one warp's wait for the cluster for all of its block's, so all warps wait before they do anything
+// else: one that waits for another warp first would never come there. And it takes an instruction of a whole warp for one
+// of each lane, so a lane that opens a mailbox says that it is alone, in a branch of its own.
 #ifdef EET_RACECHECK
 constexpr bool kWaitsTogether = true;
+__device__ inline void alone() { __syncwarp(1u << threadIdx.x % 32); }
 #else
 constexpr bool kWaitsTogether = false;
+__device__ inline void alone() {}
 #endif
 
 #if __CUDA_ARCH__ >= 900
@@ -27,6 +30,7 @@ __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acqui
 // For one thread, before it calls cluster_arrive(): `num_bytes` will come.
 __device__ inline void open_mailbox(uint64_t* counter, int num_bytes) {
   barrier_init(counter, 1);
+  alone();
   expect_bytes(counter, num_bytes);
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
