@@ -200,10 +200,11 @@ def test_what_chunks_bring_beside_documents_is_told_as_it_was_measured() -> None
     *_, where, shown, said, _ = runs.simulated_on_gpus().things
     assert "one of 200 of 8,000 tokens" in where.data and "chunk 512" in shown.data
     assert f"within {brief(whole['p95'])} ms, or {brief(chunked['p95'])}" in said and chunked["p95"] < whole["p95"]
-    assert f"({brief(chunked['p99'])} ms instead of {brief(whole['p99'])})" in said and chunked["p99"] > whole["p99"]
+    assert f"after {brief(chunked['p99'])} ms with chunks instead of {brief(whole['p99'])}" in said
+    assert chunked["p99"] < whole["p99"]
 
 
-def test_what_the_simulator_does_not_foresee_of_documents_is_told() -> None:
+def test_how_far_the_simulator_is_off_beside_documents_is_told() -> None:
     """The worst errors of all that is shown are in the table and in the words."""
     found = recorded.kept("h100-simulated-documents-llama-1b")["found"]
     *_, shown, _, said = runs.simulated_on_gpus().things

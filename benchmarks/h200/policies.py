@@ -35,7 +35,8 @@ COUNTED = 3
 """Runs of a load, of which the one in the middle counts: a host that is busy elsewhere disturbs one."""
 NAMES = ("naive_padding", "length_buckets", "dynamic_program", "token_budget")
 """The padded ones first: they share an engine, whose captured passes they share, too."""
-LENGTHS = (Uniform(5, 500), Uniform(2, 100))
+LENGTHS = {"U[5,500]": Uniform(5, 500), "U[2,100]": Uniform(2, 100)}
+SMALL = {"U[1,20]": Uniform(1, 20), "U[2,9]": Uniform(2, 9)}
 AXES = (0, 1, 64, 256, 512, 1024, 2047), (1, 4, 16, 64), (16, 320, 1300)
 """What is measured of a decoder: tokens beyond one a row, rows, and columns that a row sees."""
 PROMPTS = Uniform(100, 1024)
@@ -58,15 +59,15 @@ def highest_loads(name: str) -> Callable[[Session], Any]:
     def work(session: Session) -> Any:
         model = session.model("smoke-encoder" if session.smoke else name)
         table, found = profile(model, progress=None, cancel=session.deadline), dict[str, Any]()
-        for lengths in (Uniform(1, 20), Uniform(2, 9)) if session.smoke else LENGTHS:
-            found[str(lengths)] = {}
+        for words, lengths in (SMALL if session.smoke else LENGTHS).items():
+            found[words] = {}
             with ExitStack() as opened:
                 engines = dict[str, EncoderEngine]()
                 for policy in NAMES:
                     begin = time.perf_counter()
                     told = _highest(session, model, table, lengths, policy, engines, opened)
-                    found[str(lengths)][policy] = told | {"seconds": round(time.perf_counter() - begin, 1)}
-                    print(lengths, policy, json.dumps(found[str(lengths)][policy]), flush=True)
+                    found[words][policy] = told | {"seconds": round(time.perf_counter() - begin, 1)}
+                    print(words, policy, json.dumps(found[words][policy]), flush=True)
                     write_found(session, f"policies-{name}", {"source": asdict(table.source), "found": found})
         return found
 
