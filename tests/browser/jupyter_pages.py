@@ -86,9 +86,11 @@ class Lab:
             }"""
         )
 
-    def command(self, name: str) -> None:
-        """Run one of the application's commands."""
-        self.page.evaluate(f"() => window.jupyterapp.commands.execute({name!r})")
+    def command(self, name: str, **words: str) -> None:
+        """Run one of the application's commands, whose widget stays in the page: to be told it takes 20 s."""
+        self.page.evaluate(
+            "async ([name, words]) => { await window.jupyterapp.commands.execute(name, words); }", [name, words]
+        )
 
     def run_all(self) -> None:
         """Run all cells, without waiting for their end."""

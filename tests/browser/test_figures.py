@@ -233,11 +233,11 @@ def keep_their_size_and_pixels(figures: Lab, page: Any) -> None:
     settled(page, fits)
 
     # Another tab of JupyterLab in front, and back.
-    page.evaluate("() => window.jupyterapp.commands.execute('launcher:create')")
+    figures.command("launcher:create")
     page.wait_for_selector(".jp-Launcher")
     page.set_viewport_size({"width": 1300, "height": 1600})
     page.wait_for_timeout(300)
-    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:open', { path: 'figures.ipynb' })")
+    figures.command("docmanager:open", path="figures.ipynb")
     settled(page, fits)
     page.set_viewport_size({"width": 1440, "height": 1600})
     settled(page, fits)
