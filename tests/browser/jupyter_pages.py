@@ -113,6 +113,10 @@ class Lab:
         assert not error, error
         return text
 
+    def few_rounds(self) -> None:
+        """Have the notebook's kernel time recipes twice: too seldom to tell an effect from noise, which takes as long."""
+        self.execute("from eet_lab.bench import timing; timing.LEAST_PAIRS = timing.MOST_ROUNDS = 2")
+
     def threads(self) -> list[str]:
         """The lab's threads in the notebook's kernel."""
         code = "import threading; print(*sorted(t.name for t in threading.enumerate() if t.name.startswith('eet-')))"

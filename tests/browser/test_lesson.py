@@ -23,6 +23,7 @@ def test_a_prediction_fills_in_the_verdict(lab: Lab, lab_server: Server, page: A
     shutil.copy(NOTEBOOKS / "01_pre_padding.ipynb", lab_server.root)
     page.set_viewport_size({"width": 1250, "height": 9000})  # JupyterLab draws only what would be seen
     lab.open("01_pre_padding.ipynb")
+    lab.few_rounds()
     lab.run_all()
     page.locator(".eet-do-run:not([aria-disabled='true'])").wait_for(timeout=120_000)  # the last cell's workbench
     page.get_by_text("Predict first (above)").nth(1).wait_for(state="attached")

@@ -279,6 +279,7 @@ def test_memory_is_foreseen_drawn_and_small_when_saved(bench: Any) -> None:
 
 def small_even_with_widget_state(bench: Any) -> None:
     page = bench.page
+    bench.few_rounds()
     new_tokens(page, 8)
     button(page, "Compare").click()
     until_busy(page)
