@@ -114,7 +114,7 @@ class Lab:
         return text
 
     def few_rounds(self) -> None:
-        """Have the notebook's kernel time recipes twice: too seldom to tell an effect from noise, which takes as long."""
+        """Have the notebook's kernel time recipes twice: that tells no effect from noise, in a third of the time."""
         self.execute("from eet_lab.bench import timing; timing.LEAST_PAIRS = timing.MOST_ROUNDS = 2")
 
     def threads(self) -> list[str]:
