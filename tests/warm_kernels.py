@@ -25,6 +25,8 @@ ROUNDS = "EET_TEST_ROUNDS"
 """A variable of a kernel's environment: how many rounds are timed, in place of so many that enough is known."""
 FEW_STEPS = 20
 """Steps of the lesson's training there; that the demo learns in all of them is tested with the demos."""
+FEW_ROWS = 3
+"""Of the batch whose cache lessons have grow: as many steps and figures, of smaller tensors."""
 LONGEST = 1 << 20
 """Bytes of a kernel's environment, at most."""
 
@@ -109,11 +111,13 @@ def begin(asked: socket.socket) -> None:
     from ipywidgets import register_comm_target
 
     from eet_lab.bench import timing
+    from eet_lab.lessons import memory_reuse
     from eet_lab.training import demos
 
     timing.LEAST_PAIRS = timing.MOST_ROUNDS = int(os.environ.get(ROUNDS, timing.LEAST_PAIRS))
     if ROUNDS in os.environ:
         demos.DEMOS["gpt2-tiny"] = demos.DEMOS["gpt2-tiny"].in_steps(FEW_STEPS)
+        memory_reuse.LOADS["cpu"] = memory_reuse.LOADS["cpu"]._replace(num_rows=FEW_ROWS)
     register_comm_target()  # ipywidgets does so where it is imported in a kernel
     sys.argv = ["ipykernel_launcher", *told["words"], f"--IPKernelApp.parent_handle={os.getppid()}"]
     launch_new_instance()
