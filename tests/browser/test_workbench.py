@@ -28,6 +28,7 @@ from browser.bench_page import (
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 MAX_SAVED_BYTES = 300_000
+WINDOW = {"width": 1440, "height": 900}
 THREADS = ["eet-background", "eet-engine", "eet-sampler", "eet-ui"]
 FIGURE = ".eet-stage .eet-figure .js-plotly-plot"
 
@@ -70,7 +71,7 @@ ANSWER_BELOW = """() => { const [answer, live] = ['.eet-answer', '.eet-live'].ma
 
 @pytest.fixture
 def bench(lab: Any) -> Any:
-    lab.page.set_viewport_size({"width": 1440, "height": 900})
+    lab.page.set_viewport_size(WINDOW)
     lab.open("workbench.ipynb")
     lab.run_all()
     lab.page.wait_for_selector(".eet-bar", timeout=60_000)
@@ -177,7 +178,7 @@ def test_choose_run_stop_compare_and_reload(bench: Any) -> None:
     until_ready(page, 20)
 
 
-def test_a_page_that_was_given_up_is_shown_again(bench: Any) -> None:
+def shown_again_though_given_up(bench: Any) -> None:
     page = bench.page
     bench.command("docmanager:save")
     page.wait_for_function(UNCHANGED)
@@ -192,15 +193,14 @@ def test_a_page_that_was_given_up_is_shown_again(bench: Any) -> None:
     run_again(bench)
 
 
-def test_kept_runs_outlive_the_cell_and_the_kernel(bench: Any) -> None:
+def kept_runs_outlive_the_cell_and_the_kernel(bench: Any) -> None:
     page = bench.page
-    summary(page, "Generation").click()
     new_tokens(page, 8)
-    button(page, "Run").click()
-    page.wait_for_selector(".eet-runs-table tr.eet-shown", timeout=60_000)
-    until_ready(page)
     rows = "document.querySelectorAll('.eet-runs-table tbody tr').length"
-    kept = page.evaluate(rows)
+    kept = page.evaluate(rows) + 1
+    button(page, "Run").click()
+    page.wait_for_function(f"() => {rows} === {kept}", timeout=60_000)
+    until_ready(page)
     with page.expect_download(timeout=60_000) as found:
         button(page, "Export…").click()
         button(page, "Export: JSON").click()
@@ -226,11 +226,12 @@ def test_kept_runs_outlive_the_cell_and_the_kernel(bench: Any) -> None:
     assert bench.threads() == []
 
 
-def test_the_recorded_h200_races_and_a_technique_from_a_cell_appears(bench: Any) -> None:
-    """One page for both: loading it takes longer than either."""
+def test_the_recorded_h200_races_a_technique_from_a_cell_appears_and_a_page_comes_back(bench: Any) -> None:
+    """One page for all: loading it takes longer than each."""
     races_on_one_clock(bench.page)
     until_ready(bench.page)
     a_technique_appears(bench)
+    shown_again_though_given_up(bench)
 
 
 def races_on_one_clock(page: Any) -> None:
@@ -272,9 +273,12 @@ def races_on_one_clock(page: Any) -> None:
     page.wait_for_function("() => !document.querySelector('.eet-bar').innerText.includes('kept run')")
 
 
-def test_memory_is_foreseen_drawn_and_small_when_saved(bench: Any) -> None:
+def test_memory_is_foreseen_drawn_and_small_when_saved_and_runs_are_kept(bench: Any) -> None:
     foreseen_before_a_run_and_drawn_after_it(bench.page)
     small_even_with_widget_state(bench)
+    bench.page.evaluate("() => { window.jupyterapp.shell.currentWidget.content.widgets[0].outputsScrolled = false; }")
+    bench.page.set_viewport_size(WINDOW)
+    kept_runs_outlive_the_cell_and_the_kernel(bench)
 
 
 def small_even_with_widget_state(bench: Any) -> None:
