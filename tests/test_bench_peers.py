@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eet_lab.bench import Spread, Workload, benchmark, launches, peers, workloads
+from eet_lab.bench import Spread, Workload, benchmark, held_out, launches, peers, workloads
 from eet_lab.bench import cost as costs
 from eet_lab.bench.cost import LaunchCost, predicted_ms, step_cost, step_weight_bytes, streaming_gb_per_s
 from eet_lab.bench.launches import StepLaunches, num_kernels
@@ -219,7 +219,13 @@ def test_a_processor_reads_as_fast_as_its_fastest_way_to_read(monkeypatch):
     assert streaming_gb_per_s.__wrapped__("cpu") == pytest.approx(2**20 / 4.0 / 1e6)
 
 
-def test_expanding_int8_weights_is_predicted_and_told(monkeypatch):
+@pytest.fixture
+def little_held_out(monkeypatch, whole=held_out.held_out):
+    """Of the text whose perplexity is told beside a lossy recipe: reading all of it takes 4 s."""
+    monkeypatch.setattr(held_out, "held_out", lambda model: whole(model)[:300])
+
+
+def test_expanding_int8_weights_is_predicted_and_told(monkeypatch, little_held_out):
     monkeypatch.setattr(costs, "call_us", lambda: 0.0)
     monkeypatch.setattr(costs, "streaming_gb_per_s", lambda device: 10.0)
     monkeypatch.setattr(costs, "expansion_ns", lambda: 2.0)
@@ -240,7 +246,7 @@ def test_calls_are_counted_for_more_lengths_than_a_context_has():
         assert many == one + each * config.num_layers * 89
 
 
-def test_a_lossy_recipe_shows_its_perplexity_or_why_not(tiny):
+def test_a_lossy_recipe_shows_its_perplexity_or_why_not(tiny, little_held_out):
     workload = Workload(tiny.name, 1, 4, 4, 2)
     _, remarks = benchmark(tiny, workload, ["baseline", "int8_weights"], ["eet_lab"], repeats=1)
     [found] = [remark for remark in remarks if "erplexity" in remark]

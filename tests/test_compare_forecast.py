@@ -5,13 +5,21 @@ from __future__ import annotations
 import pytest
 from counted import Counted
 
-from eet_lab.bench import compare, fit
+from eet_lab.bench import compare, fit, held_out
 from eet_lab.bench.cost import streaming_gb_per_s
 from eet_lab.engine.settings import Settings
 from eet_lab.models import load
 from eet_lab.technique import Recipe
 
 
+@pytest.fixture
+def one_batch_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Perplexity is told of one batch of windows and a short one, which take as much memory as all of them."""
+    whole, tokens = held_out.held_out, held_out.BATCH * held_out.WINDOW + 300
+    monkeypatch.setattr(held_out, "held_out", lambda model: whole(model)[:tokens])
+
+
+@pytest.mark.usefixtures("one_batch_held_out")
 @pytest.mark.parametrize(
     ("words", "lengths", "num_new", "above"),
     [
