@@ -117,7 +117,7 @@ def begin(asked: socket.socket) -> None:
     timing.LEAST_PAIRS = timing.MOST_ROUNDS = int(os.environ.get(ROUNDS, timing.LEAST_PAIRS))
     if ROUNDS in os.environ:
         demos.DEMOS["gpt2-tiny"] = demos.DEMOS["gpt2-tiny"].in_steps(FEW_STEPS)
-        memory_reuse.LOADS["cpu"] = memory_reuse.LOADS["cpu"]._replace(num_rows=FEW_ROWS)
+        memory_reuse.LOADS["cpu"] = (memory_reuse.LOADS["cpu"][0], FEW_ROWS)
     register_comm_target()  # ipywidgets does so where it is imported in a kernel
     sys.argv = ["ipykernel_launcher", *told["words"], f"--IPKernelApp.parent_handle={os.getppid()}"]
     launch_new_instance()

@@ -24,14 +24,14 @@ BENCH = ".eet-bar, .eet-bench"
 def started(tmp_path: Path, kernels: dict[str, str]) -> Iterator[Any]:
     """Starts `eet-lab lab` with these words, in a home of its own; the printed address.
 
-    Its kernels are forks, which time recipes twice; one that begins with nothing imported is tested with the lab.
+    The app's kernels are forks, which time recipes twice; the notebook's begins with nothing imported, as with users.
     """
     labs = []
 
     def start(*words: str) -> str:
         folders = {f"JUPYTER_{name}_DIR": str(tmp_path / name) for name in ("CONFIG", "DATA", "RUNTIME")}
         env = {**os.environ, **folders, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1", ROUNDS: "2"}
-        env |= kernels
+        env |= kernels if "--app" in words else {}
         command = [sys.executable, "-m", "eet_lab", "lab", "--no-browser", "--dir", str(tmp_path / "nb"), *words]
         labs.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
         for line in labs[0].stdout:
