@@ -144,11 +144,6 @@ def test_no_setting_is_too_strange_to_be_told(settings, says):
         Settings(**settings)
 
 
-def test_a_settings_stop_is_read_by_the_workbench_too():
-    with pytest.raises(PromptError, match="stop is 5"):
-        eet_lab.Workbench(stop=5)
-
-
 @pytest.mark.parametrize(
     ("forced", "says"),
     [
