@@ -99,12 +99,11 @@ class PsutilSource(Source):
         import psutil
 
         process = psutil.Process()
-        meters = [
-            Meter({"process_rss_bytes": "B"}, lambda: (process.memory_info().rss,)),
-            # The first call only starts the measurement and answers 0: the probe at construction takes it.
-            Meter({"process_cpu_percent": "%"}, lambda: (process.cpu_percent(),), period_s=0.2),
-        ]
-        super().__init__("psutil", f"CPU process (psutil; {why})", meters, (psutil.Error,), missing)
+        memory = Meter({"process_rss_bytes": "B"}, lambda: (process.memory_info().rss,))
+        cpu = Meter({"process_cpu_percent": "%"}, lambda: (process.cpu_percent(),), period_s=0.2)
+        super().__init__("psutil", f"CPU process (psutil; {why})", [memory, cpu], (psutil.Error,), missing)
+        # The probe only starts the measurement, and time is told in ticks of 10 ms: of one just before, thousands of %.
+        cpu.due = time.perf_counter() + cpu.period_s
 
 
 def record(source: Source, samples: Sequence[Sample]) -> dict[str, Any]:

@@ -232,7 +232,9 @@ class Trainer:
             loss = float(self.ranks.together(work, self.num_steps)[1]) / batch.num_labels
             self.ranks.check()
         if not math.isfinite(loss):
-            advice = "Begin again with a smaller lr, if steps have made the weights too large, or look at these examples."
+            advice = (
+                "Begin again with a smaller lr if steps have made the weights too large, or look at these examples."
+            )
             raise TrainingError(f"These examples have a loss of {loss}. {advice}")
         return loss
 

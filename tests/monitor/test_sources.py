@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from types import SimpleNamespace
 
 from eet_lab.monitor import PsutilSource, Sample, open_source, record
@@ -14,6 +15,16 @@ def test_psutil_source_measures_this_process_and_says_so():
     assert "no NVIDIA GPU found" in source.label
     values = source.read()
     assert values["process_rss_bytes"] > 1e6
+
+
+def test_a_load_is_of_some_time():
+    """Of the time between two calls it would be thousands of percent: the system counts in ticks of 10 ms."""
+    source = PsutilSource()
+    assert "process_cpu_percent" in source.metrics and "process_cpu_percent" not in source.read()
+    end = time.process_time() + 0.5
+    while not (load := source.read().get("process_cpu_percent")):
+        assert time.process_time() < end
+    assert load < 400
 
 
 def test_open_source_on_a_cpu_is_labelled():
