@@ -33,11 +33,11 @@ def freeze_heap() -> None:
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """The same within the block alone, in any process that has not done so itself."""
+    """The same within the block alone, in any process that has not done so itself. Garbage waits for its end."""
     if gc.get_freeze_count():
         yield
         return
-    freeze_heap()
+    gc.freeze()
     try:
         yield
     finally:
