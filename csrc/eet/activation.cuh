@@ -6,7 +6,7 @@
 
 namespace eet {
 
-enum Activation { kNone = 0, kGeluTanh = 1, kGelu = 2, kRelu = 3, kSilu = 4, kTanh = 5 };
+enum Activation { kNone = 0, kGeluTanh = 1, kGelu = 2, kRelu = 3, kSilu = 4, kTanh = 5, kLastActivation = kTanh };
 
 // To 1e-6; libdevice's tanhf takes three times the instructions.
 __device__ inline float tanh_of(float x) { return 1.f - __fdividef(2.f, 1.f + exp_of(2.f * x)); }
@@ -51,7 +51,7 @@ __device__ inline float activate(float x) {
 // Calls all(known) with the activation as a constant: it is looked up for several numbers at once.
 template <typename All>
 __device__ inline void by_activation(int act, All all) {
-  with_constant<kNone, kTanh>(act, all);
+  with_constant<kNone, kLastActivation>(act, all);
 }
 
 __device__ inline float activate(float x, int act) {

@@ -194,8 +194,7 @@ def _decode(cached: _Cached, turned: dict[str, Any], split: Split | None, depend
     B, H, G, D, seen = len(qkv), how["H"], how["G"], how["D"], window or K
     can_stream = cached.can_stream and D in STREAM_DIMS and _is_hopper(qkv.device.index)
     if split is None:
-        streaming = _streaming(B, H, G, D, seen) if can_stream else None
-        split = Split(streaming or "decode_attention")
+        split = Split((can_stream and _streaming(B, H, G, D, seen)) or "decode_attention")
     is_streamed = split.kernel != "decode_attention"
     if is_streamed and not can_stream:
         raise KernelError(
