@@ -111,7 +111,8 @@ def test_linears_fill_few_blocks_on_a_small_gpu(sanitize):
 
 def test_nothing_of_a_pretended_gpu_stays(sanitize):
     def answers():
-        return linear.gpu(), layer.gpu(), linear.streaming_kernel(12, 40, 1600, 4, normed=True)
+        choice = linear.streaming_kernel(12, 40, 1600, 4, normed=True)
+        return linear.gpu(), layer.gpu(), choice, layer._exchange.cache_info()
 
     before = answers()
     recorded(sanitize, "fused_layer", "t1/c64/f256", 1)

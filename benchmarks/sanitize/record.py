@@ -251,6 +251,7 @@ def _pretended(gpu: Limits) -> Iterator[_Recorder]:
         (linear, "gpu", lambda: gpu),
         (linear, "_most_clusters", lambda *_: tuple(gpu.num_blocks >> log for log in range(3))),
         (layer, "gpu", lambda: gpu),
+        (layer, "_exchange", cache(layer._exchange.__wrapped__)),  # memory of its own, which a search of the heap finds
         (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
     )
     with ExitStack() as stack:
