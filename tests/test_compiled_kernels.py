@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import shutil
+import tempfile
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -64,8 +71,21 @@ def test_every_source_compiles_without_spills(arch, tmp_path, monkeypatch):
     new = [name for name in now if now[name] not in known]
     native.build([folder / f"{name}.cu" for name in new], arch=arch, extra_flags=MACHINE_CODE)
     if new:
-        others = [line for line in known if not line.startswith(f"{arch} ")]
-        COMPILED.write_text("".join(f"{line}\n" for line in sorted([*others, *now.values()])))
+        write_down(COMPILED, arch, now.values())
+
+
+def write_down(file: Path, arch: str, lines: Iterable[str]) -> None:
+    """These are all lines of this architecture; those of others stay, also where another process writes them now."""
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        others = [line for line in file.read_text().splitlines() if not line.startswith(f"{arch} ")]
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as whole:
+            whole.write("".join(f"{line}\n" for line in sorted([*others, *lines])))
+        os.chmod(whole.name, file.stat().st_mode)
+        os.replace(whole.name, file)  # whoever reads it meanwhile finds the one or the other
+    finally:
+        os.close(folder)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -87,3 +107,21 @@ def test_a_spill_would_be_noticed(tmp_path):
     (tmp_path / "wide.cu").write_text(WIDE)
     with pytest.raises(KernelBuildError, match="[Ss]pill|local memory"):
         native.build([tmp_path / "wide.cu"], arch="80", extra_flags=MACHINE_CODE)
+
+
+def test_processes_that_write_down_at_once_lose_nothing(tmp_path, monkeypatch):
+    """Each writes its own architecture, between what the other reads and what it writes if nothing keeps it out."""
+    file, meet, read = tmp_path / "compiled.txt", threading.Barrier(2), Path.read_text
+    file.write_text("80 linear old\n90a linear old\n")
+
+    def read_together(path):
+        text = read(path)
+        with suppress(threading.BrokenBarrierError):
+            meet.wait(0.2)
+        return text
+
+    monkeypatch.setattr(Path, "read_text", read_together)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda arch: write_down(file, arch, [f"{arch} linear new"]), ("80", "90a")))
+    assert read(file) == "80 linear new\n90a linear new\n"
+    assert [each.name for each in tmp_path.iterdir()] == [file.name]
