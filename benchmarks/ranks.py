@@ -32,6 +32,7 @@ from eet_lab.bench.cost import matmul_tflops
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.peers import Checked
 from eet_lab.bench.rows import OURS, Row, append, digits, percent, taken
+from eet_lab.bench.run_memory import kept_for_graphs
 from eet_lab.bench.training import STEPS, Batch, budget_of, checked_of, verdict
 from eet_lab.bench.workloads import TrainBatch
 from eet_lab.devices import default_device
@@ -125,7 +126,7 @@ def timed(trainer: Trainer, batch: Batch, device: str, repeats: int) -> tuple[li
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     step_ms = [timing.on_host(partial(run, STEPS)).seconds / STEPS * 1e3 for _ in range(repeats)]
-    return step_ms, torch.cuda.max_memory_allocated() + timing.kept_for_graphs() if device == "cuda" else None
+    return step_ms, torch.cuda.max_memory_allocated() + kept_for_graphs() if device == "cuda" else None
 
 
 def rows_of(found: list[Found], whole: TrainBatch, num_ranks: int, args: argparse.Namespace) -> list[Row]:

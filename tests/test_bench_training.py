@@ -16,7 +16,7 @@ import seq2seqs
 import test_vision
 import torch
 
-from eet_lab.bench import peers, timing, train_compare, training
+from eet_lab.bench import peers, run_memory, train_compare, training
 from eet_lab.bench.cost import train_flops
 from eet_lab.bench.rows import append, markdown, read
 from eet_lab.bench.timing import LeftOut
@@ -69,15 +69,15 @@ def test_ours_and_transformers_take_the_same_steps(model, workload, tmp_path):
 def test_what_a_side_holds_is_taken_once_its_graphs_are_there(monkeypatch):
     """A replay allocates nothing, so a peak of replays alone has none of the activations: all of the step's memory."""
     done = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append("waited"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("waited"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100 if done == ["waited", "emptied"] else 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 100 if done == ["waited", "emptied"] else 0)
     segments = [{"segment_pool_id": pool, "total_size": 64, "allocated_size": 24} for pool in ((0, 0), (0, 1), (0, 1))]
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    assert timing.allocated(torch.device("cuda")) == 180 and timing.allocated(torch.device("cpu")) == 0
+    assert run_memory.allocated("cuda") == 180 and run_memory.allocated("cpu") == 0
     taken, step, model = [], Trainer._step, families.ours("gpt2")
     monkeypatch.setattr(Trainer, "_step", lambda *given: taken.append(1) or step(*given))
-    monkeypatch.setattr(timing, "allocated", lambda device: len(taken))
+    monkeypatch.setattr(training, "allocated", lambda device: len(taken))
     batch = training.Batch.of(TrainBatch.parse("train:any/b2/s8"), model)
     assert training._ours(batch, Recipe.parse("pre_padding")).held_bytes >= 2, "the first step is not captured"
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from eet_lab.bench.measured import device_name, versions
+from eet_lab.bench.run_memory import driver_calls
 from eet_lab.codec import decode, parse
 from eet_lab.errors import EETError
 from eet_lab.memory import Lifetime
@@ -67,10 +68,10 @@ def serve(workload: Workload) -> Cached:
     """Serve a stream with this process's allocator, from an empty cache on."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    before, held = _calls(), torch.cuda.memory_allocated()
+    before, held = driver_calls("cuda"), torch.cuda.memory_allocated()
     reserved = [_serve_one(request.lifetimes) for request in workload]
-    allocations, frees = (now - then for now, then in zip(_calls(), before, strict=True))
-    return Cached(tuple(reserved), torch.cuda.max_memory_allocated() - held, allocations, frees)
+    calls = driver_calls("cuda") - before
+    return Cached(tuple(reserved), torch.cuda.max_memory_allocated() - held, calls.allocations, calls.frees)
 
 
 def _serve_one(lifetimes: Sequence[Lifetime]) -> int:
@@ -87,11 +88,6 @@ def _serve_one(lifetimes: Sequence[Lifetime]) -> int:
         for i in gone.get(now, ()):
             del alive[i]
     return torch.cuda.memory_reserved()
-
-
-def _calls() -> tuple[int, int]:
-    stats = torch.cuda.memory_stats()
-    return stats.get("num_device_alloc", 0), stats.get("num_device_free", 0)
 
 
 @cache

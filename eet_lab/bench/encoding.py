@@ -24,6 +24,7 @@ from eet_lab.bench.measured import MEMORY_KEYS, Measurement, Parity, Spread, env
 from eet_lab.bench.peers import to_hf
 from eet_lab.bench.results import Comparison, changes
 from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
+from eet_lab.bench.run_memory import with_peak
 from eet_lab.bench.timing import PAIR_BUDGET_S, SHARED, Rounds, Series, Tally, check_budget, check_repeats, in_turn
 from eet_lab.bench.workloads import Texts, default_prompts
 from eet_lab.encoding import Texts as GivenTexts
@@ -162,7 +163,7 @@ def _timed(rows: Rows, work: Callable[[], tuple[Tensor, int]], device: torch.dev
 
     `held_bytes`: what an earlier run left allocated, which counts for this one too.
     """
-    run, peak = timing.with_peak(lambda: timing.on_host(work), device.type)
+    run, peak = with_peak(lambda: timing.on_host(work), device.type)
     peak = None if peak is None else peak + held_bytes
     return Read(rows, run.seconds, run.value[0], peak, run.value[1], device.type == "cpu" and run.was_disturbed)
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
-
-import torch
 
 from eet_lab.bench.cost import step_cost
 from eet_lab.bench.launches import is_countable, num_kernels
 from eet_lab.bench.measured import STEADY_RUNS, Measurement, Spread, TimedTokens
 from eet_lab.bench.results import Run
+from eet_lab.bench.run_memory import allocated_afresh, collect, memory_of
 from eet_lab.bench.timing import SHARED, check_repeats, on_host
 from eet_lab.bench.workloads import RunInputs
 from eet_lab.collector import no_collection
@@ -181,7 +179,7 @@ class Subject:
     def close(self) -> None:
         """Give the memory back to the device."""
         self.engine.close()
-        _free(self._model.device)
+        collect(self._model.device)
 
     def _generate(self, on_step: OnStep) -> Generation:
         generation = self.engine.generate(self._rows, self._settings, on_step=on_step, cancel=self._cancel)
@@ -300,55 +298,3 @@ def _warnings(recipe: str, device: str, runs: Sequence[TimedRun], beside: Sequen
     if clocks and min(clocks) < STEADY_CLOCK * max(clocks):
         found.append(f"the SM clock moved from {min(clocks):.0f} to {max(clocks):.0f} MHz between repeats")
     return found
-
-
-def memory_of(engine: Engine, device: str, before: int) -> dict[str, int]:
-    """Bytes by purpose. On a GPU, activations are the measured peak less all else, so they include ops' temporaries.
-
-    They are at least what `memory` handed out: the peak may fall into the prefill, before the KV cache has its full
-    length.
-    """
-    weights, kv, growth = engine.model.weight_bytes, engine.kv_bytes, engine.kv_growth_bytes
-    activations, workspace = engine.activation_bytes, 0
-    peak = weights + kv + growth + activations
-    if device == "cuda":
-        libraries = _cublas_bytes(threading.get_ident())
-        workspace = libraries + max(torch.cuda.memory_allocated() - before - kv - engine.memory.held_bytes, 0)
-        peak = weights + libraries + torch.cuda.max_memory_allocated() - before
-        activations = max(peak - weights - kv - growth - workspace, activations)
-    return {
-        "weights": weights,
-        "kv": kv,
-        "kv_growth": growth,
-        "activations": activations,
-        "workspace": workspace,
-        "peak": peak,
-    }
-
-
-def allocated_afresh(device: str) -> int:
-    """Bytes that torch holds on the GPU once caches are emptied; peaks count from here. 0 on the CPU."""
-    _free(device)
-    if device != "cuda":
-        return 0
-    _cublas_bytes(threading.get_ident())
-    torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_allocated()
-
-
-@lru_cache
-def _cublas_bytes(thread: int) -> int:
-    """The workspace that cuBLAS makes for a thread at its first product; made now, so that no recipe is charged."""
-    torch._C._cuda_clearCublasWorkspaces()
-    before = torch.cuda.memory_allocated()
-    square = torch.ones(64, 64, device="cuda", dtype=torch.float16)
-    torch.mm(square, square)
-    del square
-    return torch.cuda.memory_allocated() - before
-
-
-def _free(device: str) -> None:
-    if device == "cuda":  # the CPU's memory is counted by plan, and collecting takes a while
-        gc.collect()
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()

@@ -18,6 +18,7 @@ from eet_lab.bench.measured import Spread
 from eet_lab.bench.op_providers import Prepared, names_for, provider_of
 from eet_lab.bench.op_workloads import OpWorkload
 from eet_lab.bench.rows import OURS, Row, taken
+from eet_lab.bench.run_memory import with_peak
 from eet_lab.bench.timing import SHARED, Rounds, Series, Tally, Timed
 from eet_lab.bench.train_ops import TrainCase
 from eet_lab.devices import checked_device, kind_of, present
@@ -227,7 +228,7 @@ class PreparedOp:
         case, is_training = workload.case, isinstance(workload.case, TrainCase)
         in_graph = not isinstance(case, TrainCase) or case.is_captured
         self._launches = _counted(prepared[0], device, in_graph)
-        self._peak_bytes = timing.with_peak(prepared[0].call, device)[1] if is_training else None
+        self._peak_bytes = with_peak(prepared[0].call, device)[1] if is_training else None
         self._timed = Timed([each.call for each in prepared], device, in_graph)
         self.was_disturbed = False
 

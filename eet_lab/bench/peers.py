@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from eet_lab.bench.launches import STEPS, StepLaunches, counting
+from eet_lab.bench.run_memory import allocated
 from eet_lab.bench.static_decoder import Peer, Rows, Timing, TorchCompile, TorchGraphs, left_padded
-from eet_lab.bench.timing import LeftOut, Stopwatch, allocated, no_liger
+from eet_lab.bench.timing import LeftOut, Stopwatch, no_liger
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import ModelError, OutOfMemory, first_line
 from eet_lab.models.config import EncoderConfig, Seq2SeqConfig, VisionConfig
@@ -267,7 +268,7 @@ def train_with_hf(network: Any, name: str, examples: Sequence[Example], dropout:
     how, device = TRAIN_MODES[name], network.device
     if how.mode in GRAPHS and device.type != "cuda":
         raise LeftOut(f"{how.mode} needs an NVIDIA GPU")
-    before = allocated(device)
+    before = allocated(device.type)
     model = _to_hf_in_training(network, dropout, attn_implementation=how.attention)
     batch = _padded(examples, network.config, device)
     patched = _with_liger(model) if how.liger else nullcontext
@@ -298,7 +299,7 @@ def train_with_hf(network: Any, name: str, examples: Sequence[Example], dropout:
     model.train()
     for _ in range(CAPTURED_BY):
         step()
-    held, remark = allocated(device) - before, _in_parts(name) if how.mode else ""
+    held, remark = allocated(device.type) - before, _in_parts(name) if how.mode else ""
     return Sized(lambda num: [step() for _ in range(num)], checked, held, remark)
 
 

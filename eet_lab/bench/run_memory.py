@@ -1,9 +1,16 @@
-"""What a run did with memory, kept when its engine is gone: plans, KV cache, torch's calls of the driver."""
+"""The memory that a run takes, as torch's allocator counts it, and what it did with it: plans and KV cache.
+
+A `device` is "cpu" or "cuda". The CPU's memory is counted by plan, so that torch's counters are of the present GPU.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
 
 import torch
 
@@ -14,6 +21,90 @@ from eet_lab.words import counted, sized
 
 BOTH = "both"
 PASSES = ("prefill", "decode", BOTH)
+
+Made = TypeVar("Made")
+
+
+def collect(device: str) -> None:
+    """Have torch give back what nobody holds any more, the pools of graphs that are gone among it."""
+    if device == "cuda":  # on a CPU nothing would be counted afterwards, and collecting takes a while
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def allocated(device: str) -> int:
+    """Bytes that torch has handed out, or keeps for graphs, once the rest is given back; 0 on a CPU."""
+    collect(device)
+    return torch.cuda.memory_allocated() + kept_for_graphs() if device == "cuda" else 0
+
+
+def kept_for_graphs() -> int:
+    """Bytes that graphs write to as they are replayed: torch's allocator calls them free, and no peak counts them."""
+    pooled = [each for each in torch.cuda.memory_snapshot() if tuple(each["segment_pool_id"]) != (0, 0)]
+    return sum(each["total_size"] - each["allocated_size"] for each in pooled)
+
+
+def with_peak(work: Callable[[], Made], device: str) -> tuple[Made, int | None]:
+    """What some work gave, and the most bytes that torch allocated on the GPU for it at once; None on a CPU."""
+    if device != "cuda":
+        return work(), None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    made = work()
+    return made, torch.cuda.max_memory_allocated() - before
+
+
+def allocated_afresh(device: str) -> int:
+    """Bytes that torch holds on the GPU once caches are emptied; peaks count from here. 0 on the CPU."""
+    collect(device)
+    if device != "cuda":
+        return 0
+    _cublas_bytes(threading.get_ident())
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+@lru_cache
+def _cublas_bytes(thread: int) -> int:
+    """The workspace that cuBLAS makes for a thread at its first product; made now, so that no recipe is charged."""
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated()
+    square = torch.ones(64, 64, device="cuda", dtype=torch.float16)
+    torch.mm(square, square)
+    del square
+    return torch.cuda.memory_allocated() - before
+
+
+def memory_of(engine: Engine, device: str, before: int) -> dict[str, int]:
+    """Bytes by purpose. On a GPU, activations are the measured peak less all else, so they include ops' temporaries.
+
+    They are at least what `memory` handed out: the peak may fall into the prefill, before the KV cache has its full
+    length.
+    """
+    weights, kv, growth = engine.model.weight_bytes, engine.kv_bytes, engine.kv_growth_bytes
+    activations, workspace = engine.activation_bytes, 0
+    peak = weights + kv + growth + activations
+    if device == "cuda":
+        libraries = _cublas_bytes(threading.get_ident())
+        workspace = libraries + max(torch.cuda.memory_allocated() - before - kv - engine.memory.held_bytes, 0)
+        peak = weights + libraries + torch.cuda.max_memory_allocated() - before
+        activations = max(peak - weights - kv - growth - workspace, activations)
+    return {
+        "weights": weights,
+        "kv": kv,
+        "kv_growth": growth,
+        "activations": activations,
+        "workspace": workspace,
+        "peak": peak,
+    }
+
+
+def driver_calls(device: str) -> DriverCalls:
+    """How often torch has asked the driver for memory of the GPU, and given some back; never on a CPU."""
+    stats = torch.cuda.memory_stats() if device == "cuda" else {}
+    return DriverCalls(stats.get("num_device_alloc", 0), stats.get("num_device_free", 0))
 
 
 @dataclass(frozen=True)
@@ -55,17 +146,12 @@ class TorchCounter:
     """Counts torch's calls of the driver from here on; `read` gives None on a CPU, which has no such counter."""
 
     def __init__(self, device: str) -> None:
-        self._on_gpu = device != "cpu"
-        self._before = self._now()
+        self._device, self._before = device, driver_calls(device)
 
     def read(self, frees: bool = True) -> TorchCalls | None:
         """So far. `frees` False: they are not this run's own."""
-        allocated, freed = (now - before for now, before in zip(self._now(), self._before, strict=True))
-        return TorchCalls(allocated, freed if frees else None) if self._on_gpu else None
-
-    def _now(self) -> tuple[int, int]:
-        stats = torch.cuda.memory_stats() if self._on_gpu else {}
-        return stats.get("num_device_alloc", 0), stats.get("num_device_free", 0)
+        calls = driver_calls(self._device) - self._before
+        return TorchCalls(calls.allocations, calls.frees if frees else None) if self._device == "cuda" else None
 
 
 @dataclass(frozen=True)

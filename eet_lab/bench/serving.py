@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from eet_lab.bench import timing
-from eet_lab.bench.measure import allocated_afresh
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.parity import ParityCheck, parity
 from eet_lab.bench.peers import to_hf
 from eet_lab.bench.rows import OURS, Row, distinct, equality, named, taken
+from eet_lab.bench.run_memory import allocated_afresh, driver_calls
 from eet_lab.bench.serving_peers import (
     TIMEOUT_S,
     UP_S,
@@ -279,9 +279,8 @@ def _tokens(engine: Engine, prompt: Sequence[int], settings: Settings, cancel: C
 
 def _driver_allocations(engine: Engine, device: str) -> int:
     """Of torch's allocator on a GPU; on the CPU those of the memory part, whose chunks stand for it."""
-    if device == "cuda":
-        return int(torch.cuda.memory_stats().get("num_device_alloc", 0))
-    return int(engine.memory.calls.allocations)
+    calls = driver_calls(device) if device == "cuda" else engine.memory.calls
+    return calls.allocations
 
 
 def _step_allocations(engine: Engine, prompt: Sequence[int], settings: Settings, device: str) -> int | None:

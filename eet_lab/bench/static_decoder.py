@@ -6,7 +6,6 @@ Source of the idea: gpt-fast.
 
 from __future__ import annotations
 
-import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eet_lab.bench.launches import STEPS, StepLaunches, counting
-from eet_lab.bench.timing import Stopwatch, with_peak
+from eet_lab.bench.run_memory import collect, with_peak
+from eet_lab.bench.timing import Stopwatch
 from eet_lab.engine.settings import Settings
 from eet_lab.models.decoder import Decoder
 from eet_lab.ops.oom import memory_for
@@ -195,9 +195,7 @@ class Peer(ABC):
 
     def prepare(self) -> Timing:
         """Compile, capture and warm up in the shapes that will be timed; count the memory. The last run's timing."""
-        if self._device.type == "cuda":
-            gc.collect()
-            torch.cuda.empty_cache()
+        collect(self._device.type)
         timing, peak = with_peak(self._warm_up, self._device.type)
         self.peak_bytes = None if peak is None else peak + self.weight_bytes
         return timing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import sys
 import time
@@ -60,33 +59,6 @@ def host_us(work: Callable[[], Any], calls: int) -> float:
     for _ in range(calls):
         work()
     return (time.perf_counter() - start) * 1e6 / calls
-
-
-def with_peak(work: Callable[[], Run], device: str) -> tuple[Run, int | None]:
-    """What some work gave, and the most bytes that torch allocated on the GPU for it at once; None on a CPU."""
-    if device != "cuda":
-        return work(), None
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    value = work()
-    return value, torch.cuda.max_memory_allocated() - before
-
-
-def allocated(device: torch.device) -> int:
-    """Bytes that torch has handed out, or keeps for graphs, once what nobody holds any more is gone; 0 on a CPU."""
-    if device.type != "cuda":
-        return 0
-    gc.collect()
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()  # the pools of graphs that are gone, too
-    return torch.cuda.memory_allocated(device) + kept_for_graphs()
-
-
-def kept_for_graphs() -> int:
-    """Bytes that graphs write to as they are replayed: torch's allocator calls them free, and no peak counts them."""
-    pooled = [each for each in torch.cuda.memory_snapshot() if tuple(each["segment_pool_id"]) != (0, 0)]
-    return sum(each["total_size"] - each["allocated_size"] for each in pooled)
 
 
 class Stopwatch:

@@ -21,6 +21,7 @@ from eet_lab.bench.cost import matmul_tflops, train_flops
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.peers import CAPTURED_BY, TRAIN_MODES, Checked, Sized, norm_of, train_with_hf
 from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
+from eet_lab.bench.run_memory import allocated, with_peak
 from eet_lab.bench.timing import Rounds, Series, Tally, check_repeats
 from eet_lab.bench.workloads import TrainBatch
 from eet_lab.errors import ModelError, PromptError
@@ -183,11 +184,11 @@ def verdict(off: float, most: float) -> str:
 @memory_for("what a recipe trains")
 def _ours(batch: Batch, recipe: Recipe) -> Sized:
     checked = checked_of(Trainer(batch.network, recipe.parts), batch.examples)
-    before = timing.allocated(batch.network.device)
+    before = allocated(batch.network.device.type)
     trainer = batch.trainer(recipe.parts)
     for _ in range(CAPTURED_BY):  # which make all that stays
         trainer.step(batch.examples)
-    held = timing.allocated(batch.network.device) - before
+    held = allocated(batch.network.device.type) - before
     return Sized(lambda num: [*trainer.steps(repeat(batch.examples, num))], checked, held)
 
 
@@ -201,5 +202,5 @@ def _run(made: Sized, device: str) -> TimedSteps:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    run, peak = timing.with_peak(lambda: timing.on_host(work), device)
+    run, peak = with_peak(lambda: timing.on_host(work), device)
     return TimedSteps(run.seconds / STEPS * 1e3, None if peak is None else peak + made.held_bytes)
