@@ -10,8 +10,7 @@ import torch
 from families import ours
 
 from eet_lab.bench.rows import append, read
-from eet_lab.bench.serving import HF, HF_SERVE, HTTP, HTTP_CACHED, serve_all
-from eet_lab.bench.serving_peers import Asked, served_by_hf
+from eet_lab.bench.serving import HF, HF_SERVE, HTTP, HTTP_CACHED, Asked, serve_all, served_by_hf
 from eet_lab.bench.workloads import Requests
 from eet_lab.commands.bench_tables import serve_table
 from eet_lab.errors import Cancelled, PromptError, RecipeError, SetupError

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from eet_lab.bench import serving
+from eet_lab.bench import streams
 from eet_lab.bench.rows import Row, markdown
-from eet_lab.bench.serving import run_stream
+from eet_lab.bench.streams import run_stream
 from eet_lab.bench.workloads import Stream
 from eet_lab.codec import decode, encode
 from eet_lab.errors import PromptError
@@ -36,7 +36,7 @@ def test_prompts_are_of_the_lengths_that_were_asked_for_and_repeat():
 
 
 def test_after_a_reservation_nothing_is_allocated(tiny, monkeypatch):
-    monkeypatch.setattr(serving, "WARM_UP", 1)
+    monkeypatch.setattr(streams, "WARM_UP", 1)
     recipe = "pre_padding,mask_removal,memory_reuse"
     reserved, grown = run_stream(tiny, STREAM, recipe), run_stream(tiny, STREAM, recipe, reserved=False)
     assert (reserved.driver_allocations, grown.driver_allocations > 0) == (0, True)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from eet_lab.bench import caching_allocator
-from eet_lab.bench.caching_allocator import AllocatorTrace, Cached
+from eet_lab.bench import streams as torch_streams
+from eet_lab.bench.streams import AllocatorTrace, Cached
 from eet_lab.errors import PlanError
 from eet_lab.lessons import memory_exercises as exercises
 from eet_lab.lessons import memory_reuse
@@ -132,17 +132,17 @@ def test_the_peers_figures_are_labelled(monkeypatch: pytest.MonkeyPatch, tmp_pat
     told = AllocatorTrace("Some GPU", "2.13", "2026-11-21T00:00:00", streams)
     path = tmp_path / "told.json"
     path.write_text(json.dumps(asdict(told)))
-    monkeypatch.setattr(caching_allocator, "RECORDED", path)
-    assert caching_allocator.recorded() == told
+    monkeypatch.setattr(torch_streams, "RECORDED", path)
+    assert torch_streams.recorded_allocator() == told
     where, shown, _ = lesson.torch_allocator().things
     assert "Not this machine: recorded on an Some GPU" in where.data and "4 MiB" in shown.data
 
 
 @pytest.mark.gpu
 def test_the_allocator_is_measured_in_both_settings() -> None:
-    found = caching_allocator.here()
+    found = torch_streams.allocator_here()
     for settings in found.streams.values():
-        assert set(settings) == set(caching_allocator.SETTINGS)
+        assert set(settings) == set(torch_streams.SETTINGS)
         for each in settings.values():
             assert max(each.reserved_bytes) >= each.most_allocated_bytes > 0
             assert each.allocations > 0

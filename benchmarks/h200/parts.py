@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from check_kernels import HOME, cold_build_s, is_wrong
 
-from eet_lab.bench import caching_allocator, encoding, held_out
+from eet_lab.bench import encoding, held_out, streams
 from eet_lab.bench.benchmark import benchmark
 from eet_lab.bench.cost import launch_cost, streaming_gb_per_s
 from eet_lab.bench.fusion import fusion_map
@@ -25,7 +25,8 @@ from eet_lab.bench.op_workloads import OpWorkload
 from eet_lab.bench.ops import benchmark_op
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.rows import OURS, Row, append
-from eet_lab.bench.serving import HF, HF_SERVE, HTTP, HTTP_CACHED, run_stream, serve_all
+from eet_lab.bench.serving import HF, HF_SERVE, HTTP, HTTP_CACHED, serve_all
+from eet_lab.bench.streams import run_stream
 from eet_lab.bench.train_ops import TRAIN_CASES
 from eet_lab.bench.training import train_all
 from eet_lab.bench.workloads import Requests, Stream, Texts, TrainBatch, Workload
@@ -267,8 +268,8 @@ def allocators(session: Session) -> Any:
     """What torch's caching allocator does with the streams of lesson 5, for those who have no GPU."""
     if session.smoke:
         return "needs a GPU"
-    caching_allocator.main([str(session.out / caching_allocator.RECORDED.name)])
-    return caching_allocator.RECORDED.name
+    streams.main([str(session.out / streams.RECORDED.name)])
+    return streams.RECORDED.name
 
 
 PARTS: dict[str, Part] = {

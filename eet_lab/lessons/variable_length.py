@@ -9,8 +9,8 @@ from functools import cache
 import plotly.graph_objects as go
 import torch
 
-from eet_lab.bench import caching_allocator
-from eet_lab.bench.caching_allocator import SWEEP
+from eet_lab.bench import streams
+from eet_lab.bench.streams import SWEEP
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
@@ -264,10 +264,10 @@ def _tokens(engine: Engine, prompt: list[int]) -> tuple[int, ...]:
 def torch_allocator() -> Shown:
     """The peer on the same streams: measured where there is a GPU, else what one told."""
     if torch.cuda.is_available():
-        found = caching_allocator.here()
+        found = streams.allocator_here()
         where = noted(f"Measured now on {found.device}, torch {found.torch}.")
     else:
-        found = caching_allocator.recorded()
+        found = streams.recorded_allocator()
         where = there(f"recorded on an {found.device}, torch {found.torch}, {found.date[:10]}")
     rows = []
     for stream, settings in found.streams.items():
