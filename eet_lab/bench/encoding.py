@@ -77,11 +77,15 @@ class Read(NamedTuple):
 
     @property
     def tokens_per_s(self) -> float:
-        return sum(map(len, self.rows)) / self.total_s
+        return self.step_tokens[0] / self.total_s
 
     @property
     def step_ms(self) -> tuple[float, ...]:
         return (self.total_ms,)
+
+    @property
+    def step_tokens(self) -> tuple[int, ...]:
+        return (sum(map(len, self.rows)),)
 
     @property
     def tokens(self) -> tuple[tuple[int, ...], ...]:
@@ -300,7 +304,7 @@ def _measurement(model: Model, recipe: Recipe, runs: Sequence[Read], warm_up: Re
     weights = model.encoder.weight_bytes
     memory = dict.fromkeys(MEMORY_KEYS, 0) | {"weights": weights, "activations": activations}
     found = as_measurement(
-        model, recipe, Settings(), [(run, (sum(map(len, run.rows)),)) for run in runs],
-        memory | {"peak": weights + activations}, prepare_s=warm_up.total_s, captures=captures,
+        model, recipe, Settings(), runs, memory | {"peak": weights + activations},
+        prepare_s=warm_up.total_s, captures=captures,
     )  # fmt: skip
     return replace(found, warnings=(SHARED,) * any(run.was_disturbed for run in runs))

@@ -43,7 +43,6 @@ class TimedRun(NamedTuple):
     """One run of a subject, and what the device said around it."""
 
     generation: Generation
-    step_tokens: tuple[int, ...]
     seconds: float
     joules: float | None
     clock_mhz: float | None
@@ -100,7 +99,7 @@ class Subject:
         self.engine.prepare(progress, self._cancel)
         before = allocated_afresh(self._model.device)
         for _ in range(1 if self.engine.parts.captures_joins is None else 2):
-            warm_up = self._generate(lambda event: None)
+            warm_up = self._generate()
         if not self._memory:
             self._prepare_s = time.perf_counter() - start
             self._memory = memory_of(self.engine, self._model.device, before)
@@ -112,17 +111,10 @@ class Subject:
         return self._memory["peak"] - self._memory["weights"]
 
     def run(self, on_step: OnStep | None = None) -> TimedRun:
-        """One run. Without `on_step` nobody watches, and all that happens beside it is that steps are noted."""
-        counts: list[int] = []
-
-        def note(event: StepEvent) -> None:
-            counts.append(len(event.tokens))
-            if on_step is not None:
-                on_step(event)
-
+        """One run. Without `on_step` nobody watches."""
         before = self._source.read()
         with no_collection():  # a page full of widgets takes the collector long, and it would fall into any run
-            timed = on_host(lambda: self._generate(note))
+            timed = on_host(lambda: self._generate(on_step))
         after = self._source.read()
         if not self._memory:
             self._memory = memory_of(self.engine, self._model.device, 0)
@@ -130,7 +122,7 @@ class Subject:
         conditions = self._source.condition()
         if self._model.device == "cpu" and timed.was_disturbed:
             conditions.append(SHARED)
-        return TimedRun(timed.value, tuple(counts), timed.seconds, joules, after.get("sm_clock_mhz"), tuple(conditions))
+        return TimedRun(timed.value, timed.seconds, joules, after.get("sm_clock_mhz"), tuple(conditions))
 
     @property
     def launches(self) -> int | None:
@@ -166,8 +158,8 @@ class Subject:
         With `costed=False` the cost model is left out: measuring its memory rate would disturb runs still to come.
         """
         found = as_measurement(
-            self._model, self._toggles, self._settings, [(run.generation, run.step_tokens) for run in runs],
-            self._memory, prepare_s=self._prepare_s, captures=self._captures,
+            self._model, self._toggles, self._settings, [run.generation for run in runs], self._memory,
+            prepare_s=self._prepare_s, captures=self._captures,
         )  # fmt: skip
         cost = None
         if costed:
@@ -181,7 +173,7 @@ class Subject:
         self.engine.close()
         collect(self._model.device)
 
-    def _generate(self, on_step: OnStep) -> Generation:
+    def _generate(self, on_step: OnStep | None = None) -> Generation:
         generation = self.engine.generate(self._rows, self._settings, on_step=on_step, cancel=self._cancel)
         if generation.cancelled:
             raise Cancelled("The measurement was stopped.")
@@ -193,25 +185,24 @@ def as_measurement(
     model: Model,
     recipe: Recipe,
     settings: Settings,
-    runs: Sequence[tuple[TimedTokens, tuple[int, ...]]],
+    runs: Sequence[TimedTokens],
     memory: Mapping[str, int],
     *,
     prepare_s: float,
     captures: int,
 ) -> Measurement:
-    """What runs of one recipe say, each with the number of tokens of every step; one may have been stopped at once."""
-    timings = [generation for generation, _ in runs]
-    middle, step_tokens = sorted(runs, key=lambda run: run[0].total_ms)[(len(runs) - 1) // 2]
-    tokens = timings[0].tokens
+    """What runs of one recipe say; one may have been stopped at once."""
+    middle = sorted(runs, key=lambda run: run.total_ms)[(len(runs) - 1) // 2]
+    tokens = runs[0].tokens
     return Measurement(
         recipe=str(recipe),
         title=" + ".join(t.title for t in recipe) or "Baseline",
-        ttft_ms=Spread.of([t.ttft_ms for t in timings]),
-        tpot_ms=Spread.of([t.tpot_ms for t in timings]),
-        total_ms=Spread.of([t.total_ms or None for t in timings]),
-        tokens_per_s=Spread.of([t.tokens_per_s or None for t in timings]),
+        ttft_ms=Spread.of([run.ttft_ms for run in runs]),
+        tpot_ms=Spread.of([run.tpot_ms for run in runs]),
+        total_ms=Spread.of([run.total_ms or None for run in runs]),
+        tokens_per_s=Spread.of([run.tokens_per_s or None for run in runs]),
         step_ms=tuple(round(ms, 4) for ms in middle.step_ms),
-        step_tokens=step_tokens,
+        step_tokens=middle.step_tokens,
         memory=dict(memory),
         memory_source="measured" if model.device == "cuda" else "planned",
         prepare_s=round(prepare_s, 4),
@@ -254,17 +245,11 @@ def watched(
 
     Errors: those of `Engine.generate`.
     """
-    model, counts = job.model, list[int]()
-    described = job.described()  # git is asked what runs, for which Stop is not to wait
-
-    def note(event: StepEvent) -> None:
-        counts.append(len(event.tokens))
-        on_step(event)
-
+    model, described = job.model, job.described()  # git is asked what runs, for which Stop is not to wait
     before = allocated_afresh(model.device)
-    run = engine.generate(job.rows, job.settings, on_step=note, cancel=cancel)
+    run = engine.generate(job.rows, job.settings, on_step=on_step, cancel=cancel)
     measurement = as_measurement(
-        model, recipe, job.settings, [(run, tuple(counts))], memory_of(engine, model.device, before),
+        model, recipe, job.settings, [run], memory_of(engine, model.device, before),
         prepare_s=prepare_s, captures=engine.captures,
     )  # fmt: skip
     return Run(**described, measurement=measurement, stopped=run.cancelled)

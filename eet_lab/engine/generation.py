@@ -29,8 +29,9 @@ class Generation:
     `setup_ms` is what only a first run does: building kernels, tracing and placing a new shape of batch. It is 0 when a
     shape comes again. Allocating the KV cache and capturing steps are in the times of the run that does so.
     `first_ms[b]` is None for a row that got no token (a run stopped early); `step_ms` holds every step's duration, the
-    first being all until the prefill's end. `finish[b]` is "length", "stop" or "cancelled". `logprobs[b]` has those of
-    each token of a row whose settings asked for them, and is () elsewhere.
+    first being all until the prefill's end, and `step_tokens` how many tokens each gave. `finish[b]` is "length",
+    "stop" or "cancelled". `logprobs[b]` has those of each token of a row whose settings asked for them, and is ()
+    elsewhere.
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -38,6 +39,7 @@ class Generation:
     first_ms: tuple[float | None, ...]
     last_ms: tuple[float | None, ...]
     step_ms: tuple[float, ...]
+    step_tokens: tuple[int, ...]
     total_ms: float
     setup_ms: float
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
@@ -79,6 +81,7 @@ class Record:
         self._rows = {request: row for row, request in enumerate(requests)}
         self._times: list[list[float]] = [[] for _ in requests]
         self._step_ms: list[float] = []
+        self._step_tokens: list[int] = []
         self._t_ms = 0.0
 
     @property
@@ -95,6 +98,7 @@ class Record:
             for row, _ in new:
                 self._times[row].append(t_ms)
             self._step_ms.append(t_ms - self._t_ms)
+            self._step_tokens.append(len(new))
             self._t_ms = t_ms
             num_steps = max(self._num_steps, len(self._step_ms))
             self._on_step(StepEvent(len(self._step_ms) - 1, num_steps, t_ms, self._step_ms[-1], new))
@@ -108,6 +112,7 @@ class Record:
             first_ms=tuple(times[0] if times else None for times in self._times),
             last_ms=last_ms,
             step_ms=tuple(self._step_ms),
+            step_tokens=tuple(self._step_tokens),
             total_ms=max((t for t in last_ms if t is not None), default=self._t_ms),
             setup_ms=setup_ms,
             logprobs=tuple(tuple(request.logprobs) for request in self._requests),
