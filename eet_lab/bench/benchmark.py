@@ -171,8 +171,8 @@ class RecipeProvider:
         assert m.cost is not None and same is not None
         launches, extra_ms = self._launches(), expansion_ms(self.subject.engine.model)
         self.warnings = m.warnings
-        if self._model.device == "cpu" and self.subject.uncounted:
-            self.warnings += (self.subject.uncounted,)
+        if self._model.device == "cpu" and (uncounted := self.subject.launches[1]):
+            self.warnings += (uncounted,)
         if extra_ms:
             self.warnings += (
                 f"plain PyTorch expands int8 weights in every step: of the prediction that is {brief(extra_ms)} ms, "
@@ -198,7 +198,7 @@ class RecipeProvider:
     def _launches(self) -> StepLaunches | None:
         """On a CPU each call is a launch."""
         if self._model.device == "cpu":
-            calls = self.subject.launches
+            calls, _ = self.subject.launches
             return None if calls is None else StepLaunches(calls, calls)
         return launches_per_token(self.subject.engine, len(self._rows))
 

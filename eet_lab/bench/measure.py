@@ -124,31 +124,22 @@ class Subject:
             conditions.append(SHARED)
         return TimedRun(timed.value, timed.seconds, joules, after.get("sm_clock_mhz"), tuple(conditions))
 
-    @property
-    def launches(self) -> int | None:
-        """Kernels or calls that the host launches for a decode step; None if unknown, for the reason in `uncounted`."""
-        return None if isinstance(self._counted, str) else self._counted
-
-    @property
-    def uncounted(self) -> str:
-        """Why `launches` is None."""
-        return self._counted if isinstance(self._counted, str) else ""
-
     @cached_property
-    def _counted(self) -> int | str:
-        """Launches of a decode step, counted on a tiny decoder on the CPU; else why they cannot be counted.
+    def launches(self) -> tuple[int | None, str]:
+        """Kernels or calls that the host launches for a decode step, or None, and why they cannot be counted.
 
-        A user's own op may fail there, and one that needs a GPU must not be called.
+        They are counted on a tiny decoder on the CPU, where a user's own op may fail; one that needs a GPU must not be
+        called.
         """
         if self.engine.parts.is_captured:
-            return 1
+            return 1, ""
         if self._model.device == "cuda" and not is_countable(self._toggles):
-            return "only our own techniques are counted"
+            return None, "only our own techniques are counted"
         lengths, dtype = [len(row) for row in self._rows], self._model.decoder.dtype
         try:
-            return num_kernels(self.engine.parts, lengths, self._model.config, dtype)
+            return num_kernels(self.engine.parts, lengths, self._model.config, dtype), ""
         except Exception as problem:  # noqa: BLE001, since an op may raise anything
-            return f"its calls could not be counted on a tiny decoder: {problem}"
+            return None, f"its calls could not be counted on a tiny decoder: {problem}"
 
     def measurement(
         self, runs: Sequence[TimedRun], beside: Sequence[TimedRun] = (), costed: bool = True
@@ -164,7 +155,7 @@ class Subject:
         cost = None
         if costed:
             new = self._settings.max_new_tokens
-            cost = step_cost(self.engine.model, self._rows, new, found.tpot_ms, self.launches)
+            cost = step_cost(self.engine.model, self._rows, new, found.tpot_ms, self.launches[0])
         warnings = dict.fromkeys(_warnings(self.recipe, self._model.device, runs, beside))
         return replace(found, joules_per_token=_joules_per_token(runs), warnings=tuple(warnings), cost=cost)
 
