@@ -65,11 +65,6 @@ class OpWorkload:
         return (cls(case, read(case, sizes)),)
 
 
-def always(given: Any) -> str | None:
-    """No reason against: for what runs everywhere, or takes all sizes."""
-    return None
-
-
 @dataclass(frozen=True)
 class OpProvider:
     """A way to do some ops. What it leaves out of an op is said in `less`: then its output is not compared.
@@ -81,9 +76,9 @@ class OpProvider:
     name: str
     ops: tuple[str, ...]
     make: Callable[[Any, Inputs], Prepared]
-    unavailable: Callable[[str], str | None] = always
+    unavailable: Callable[[str], str | None] = lambda device: None
     less: str = ""
-    unfit: Callable[[Any], str | None] = always
+    unfit: Callable[[Any], str | None] = lambda shape: None
 
 
 def evenly_spaced(low: int, high: int, num: int) -> tuple[int, ...]:

@@ -195,8 +195,8 @@ class Phases:
             return total
 
         # Python is not there when a captured pass is replayed: passes are launched one by one.
-        eager = {name: getattr(Parts(), name) for name in ("step_launch",) if hasattr(parts, name)}
-        return replace(parts, train_ops=around_each(parts.train_ops, self._op), loss=loss, **eager)
+        eager = Parts().step_launch
+        return replace(parts, train_ops=around_each(parts.train_ops, self._op), loss=loss, step_launch=eager)
 
     def start(self) -> None:
         """A step begins."""
