@@ -169,9 +169,9 @@ def test_a_budget_is_a_number_of_seconds(tiny, timed, wrong):
 def test_a_budget_of_nothing_is_not_the_default(tiny, monkeypatch, timed):
     budgets, begin = [], Rounds.__init__
 
-    def note(rounds, repeats, budget_s, changes):
-        budgets.append(budget_s)
-        begin(rounds, 1, budget_s, changes)
+    def note(rounds, repeats, budget_s, *more):
+        begin(rounds, 1, budget_s, *more)
+        budgets.append(rounds._budget_s)
 
     monkeypatch.setattr(Rounds, "__init__", note)
     timed(tiny, ROWS, "pre_padding", budget_s=0, max_new_tokens=2)

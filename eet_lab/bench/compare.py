@@ -16,7 +16,7 @@ from eet_lab.bench.measured import Measurement, Parity, Perplexity, Spread
 from eet_lab.bench.paired import DETAILS, Change
 from eet_lab.bench.parity import ParityCheck
 from eet_lab.bench.results import Comparison, Ladder, Rung, changes
-from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Series, Tally, check_budget, in_turn
+from eet_lab.bench.timing import Rounds, Series, Tally, check_budget, in_turn
 from eet_lab.bench.workloads import RunInputs
 from eet_lab.engine.engine import Engine
 from eet_lab.errors import Cancelled
@@ -54,7 +54,7 @@ def compare(
     *,
     baseline: RecipeLike = "",
     repeats: int | None = None,
-    budget_s: float = PAIR_BUDGET_S,
+    budget_s: float | None = None,
     watch: bool = True,
     progress: Progress | None = None,
     cancel: Cancel | None = None,
@@ -70,9 +70,9 @@ def compare(
     gets its full number of tokens unless `stop` is given. In order: each recipe is warmed up (phase "warm-up"), each
     runs once with `on_step` called for every step ("watched"), the output is checked ("check"), then both are timed in
     turn, A B, B A, A B, ... ("measured"); a live view should hold still then. What watching cost is the difference.
-    They are timed until every change is known to one or two percent, or for `budget_s` seconds, but six times at
-    least; or exactly `repeats` times. `on_partial` is given what is known after each round but the last: it narrows.
-    Where one of them is lossy, the check includes both perplexities on held-out text.
+    They are timed until every change is known to one or two percent, or for `budget_s` seconds (default: two a
+    recipe), but six times at least; or exactly `repeats` times. `on_partial` is given what is known after each round
+    but the last: it narrows. Where one of them is lossy, the check includes both perplexities on held-out text.
     `on_engine` is given the engine of each watched run, to see its arena and KV cache meanwhile.
     An encoder reads texts instead, and generates none: see `compare_texts`.
 
@@ -226,14 +226,12 @@ def ladder(
 
     Errors: RecipeError, PromptError, OutOfMemory.
     """
-    if budget_s is not None:
-        check_budget(budget_s)
+    check_budget(budget_s)
     full = as_recipe(recipe, model.device, model.config)
     job = RunInputs.of(model, prompts, repeats, settings)
     with closing(open_source(model.device)) as source:
         climb = _Climb(job, full, source, cancel)
-        budget_s = PAIR_BUDGET_S / 2 * len(climb.entries) if budget_s is None else budget_s
-        rounds = Rounds(repeats, budget_s, climb.own_times)
+        rounds = Rounds(repeats, budget_s, climb.own_times, len(climb.entries))
         stopped = False
         try:
             climb.measure(rounds, progress, on_partial)

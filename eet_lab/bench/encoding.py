@@ -20,13 +20,13 @@ from torch import Tensor
 
 from eet_lab.bench import timing
 from eet_lab.bench.measure import as_measurement
-from eet_lab.bench.measured import MEMORY_KEYS, Measurement, Parity, Spread, environment
+from eet_lab.bench.measured import MEMORY_KEYS, Measurement, Parity, Spread
 from eet_lab.bench.peers import to_hf
 from eet_lab.bench.results import Comparison, changes
 from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
 from eet_lab.bench.run_memory import with_peak
-from eet_lab.bench.timing import PAIR_BUDGET_S, SHARED, Rounds, Series, Tally, check_budget, check_repeats, in_turn
-from eet_lab.bench.workloads import Texts, default_prompts
+from eet_lab.bench.timing import SHARED, Rounds, Series, Tally, check_budget, check_repeats, in_turn
+from eet_lab.bench.workloads import Texts, default_prompts, described
 from eet_lab.encoding import Texts as GivenTexts
 from eet_lab.encoding import as_texts
 from eet_lab.engine.encode import EncoderEngine, readable
@@ -238,7 +238,7 @@ def compare_texts(
     *,
     baseline: RecipeLike = "",
     repeats: int | None = None,
-    budget_s: float = PAIR_BUDGET_S,
+    budget_s: float | None = None,
     batch_tokens: int = Batching.batch_tokens,
     progress: Progress | None = None,
     cancel: Cancel | None = None,
@@ -257,7 +257,9 @@ def compare_texts(
     recipes = [as_recipe(each, model.device, model.config) for each in (baseline, recipe)]
     given = readable(as_texts(model, default_prompts(model) if texts is None else texts), model.encoder.config, False)
     rows, batching = [np.asarray(text.ids).tolist() for text in given], Batching(batch_tokens)
-    described = _described(model, rows, batching)
+    lengths = [*map(len, rows)]
+    name = str(Texts(model.name, len(rows), min(lengths), max(lengths)))
+    about = described(model, name, rows, {"batch_tokens": batch_tokens})
     with ExitStack() as stack:
         engines = [stack.enter_context(closing(EncoderEngine(model.encoder, each.parts))) for each in recipes]
         runs = (partial(encoded, engine, rows, batching, cancel) for engine in engines)
@@ -278,23 +280,11 @@ def compare_texts(
                 _measurement(model, it, side.runs, warm.runs[0], engine.captures) for it, engine, side, warm in each
             )
             found = changes(*(side.runs for side in sides))
-            return Comparison(**described, baseline=before, selection=after, parity=parity, changes=found)
+            return Comparison(**about, baseline=before, selection=after, parity=parity, changes=found)
 
         in_turn(sides, rounds, tally, cancel, on_round=on_partial and (lambda: on_partial(comparison())))
         tally.say("done")
         return comparison()
-
-
-def _described(model: Model, rows: Rows, batching: Batching) -> dict[str, Any]:
-    """The fields that a comparison begins with."""
-    lengths = tuple(map(len, rows))
-    return {
-        "environment": environment(model),
-        "workload": str(Texts(model.name, len(rows), min(lengths), max(lengths))),
-        "prompts": tuple(map(model.decode, rows)),
-        "prompt_lengths": lengths,
-        "settings": {"batch_tokens": batching.batch_tokens},
-    }
 
 
 def _measurement(model: Model, recipe: Recipe, runs: Sequence[Read], warm_up: Read, captures: int) -> Measurement:

@@ -26,7 +26,7 @@ from eet_lab.bench.paired import LEVEL, Change
 from eet_lab.bench.profiler_trace import ProfiledStep
 from eet_lab.bench.timeline import DEVICE
 from eet_lab.bench.timeline_steps import PHASES, Phases, Watch
-from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Series, Stopwatch, Tally, check_budget, check_repeats
+from eet_lab.bench.timing import Rounds, Series, Stopwatch, Tally, check_budget, check_repeats
 from eet_lab.bench.train_compare import WARM
 from eet_lab.bench.training import Batch
 from eet_lab.bench.workloads import TrainBatch
@@ -140,13 +140,13 @@ def fusion_map(
     profiler is at work.
     """
     check_repeats(repeats)
-    if budget_s is not None:
-        check_budget(budget_s)
+    check_budget(budget_s)
     full = as_recipe(recipe, model.device, model.config.in_training)
     batch = Batch.of(TrainBatch.of(workload, model), model)
     climb = rungs_up(full)
-    budget_s = PAIR_BUDGET_S / 2 * len(climb) if budget_s is None else budget_s
-    rounds = Rounds(repeats, budget_s, lambda: [each[STEP] for each in _changes(steps, phases) if STEP in each])
+    rounds = Rounds(
+        repeats, budget_s, lambda: [each[STEP] for each in _changes(steps, phases) if STEP in each], len(climb)
+    )
     tally = Tally(len(climb) * (1 + 2 * rounds.expected), progress)
     rungs, found = list[_Rung](), list[FusionRung]()
     for _, _, chosen in climb:

@@ -150,8 +150,8 @@ MOST_REPEATS = 10_000
 MOST_ROUNDS = 64
 """The most rounds of a series without a given number: with more, an interval hardly narrows."""
 
-PAIR_BUDGET_S = 4.0
-"""Seconds of timed runs that a pair of recipes may take, once there are `LEAST_PAIRS` pairs."""
+RECIPE_BUDGET_S = 2.0
+"""Seconds of timed runs that each recipe may take, once there are `LEAST_PAIRS` rounds, where no budget is given."""
 
 NARROW = 3 * math.log1p(LEAST_EFFECT)
 """Width of an interval that need not be narrower: half of the least effect on either side, beside that effect."""
@@ -161,15 +161,20 @@ class Rounds:
     """Numbers of rounds until enough is known: `for number in rounds`.
 
     `repeats`: exactly so many. None: at least `LEAST_PAIRS`, then two more at a time, in both orders, until every
-    interval of `changes` is `NARROW`, or two more would take the timed runs past `budget_s`. Whether a change is told
-    plays no part, since who stops once it is finds effects in noise; but for one that is doubtful, for which there are
-    `SURE_PAIRS` in any case.
+    interval of `changes` is `NARROW`, or two more would take the timed runs past `budget_s` (None: `RECIPE_BUDGET_S`
+    for each of `num_recipes`). Whether a change is told plays no part, since who stops once it is finds effects in
+    noise; but for one that is doubtful, for which there are `SURE_PAIRS` in any case.
     """
 
     def __init__(
-        self, repeats: int | None, budget_s: float = 0.0, changes: Callable[[], Collection[Change]] = tuple
+        self,
+        repeats: int | None,
+        budget_s: float | None = None,
+        changes: Callable[[], Collection[Change]] = tuple,
+        num_recipes: int = 2,
     ) -> None:
-        self._repeats, self._budget_s, self._changes = repeats, budget_s, changes
+        self._repeats, self._changes = repeats, changes
+        self._budget_s = RECIPE_BUDGET_S * num_recipes if budget_s is None else budget_s
         self._spent_s, self.done, self._begun = 0.0, 0, 0
 
     def __iter__(self) -> Iterator[int]:
@@ -214,8 +219,10 @@ def check_repeats(repeats: int | None) -> None:
         raise PromptError(f"repeats is {repeats!r}, but it must be a whole number from 1 to {MOST_REPEATS:,}.")
 
 
-def check_budget(budget_s: float) -> None:
-    """PromptError for what are no seconds."""
+def check_budget(budget_s: float | None) -> None:
+    """PromptError for what are no seconds; None: as many as `Rounds` gives."""
+    if budget_s is None:
+        return
     if not isinstance(budget_s, int | float) or not 0 <= budget_s < math.inf:
         raise PromptError(f"budget_s is {budget_s!r}, but it must be a finite number of seconds, 0 or more.")
 

@@ -15,7 +15,8 @@ from eet_lab.bench.compare import rungs_down, rungs_up
 from eet_lab.bench.measured import Environment, environment
 from eet_lab.bench.paired import Change
 from eet_lab.bench.peers import largest
-from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Series, Tally, check_budget, check_repeats
+from eet_lab.bench.run_memory import with_peak
+from eet_lab.bench.timing import Rounds, Series, Tally, check_budget, check_repeats
 from eet_lab.errors import Cancelled, RecipeError
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_any_device
@@ -114,7 +115,7 @@ def compare_training(
     task: str | None = None,
     settings: TrainSettings | None = None,
     repeats: int | None = None,
-    budget_s: float = PAIR_BUDGET_S,
+    budget_s: float | None = None,
     progress: Progress | None = None,
     cancel: Cancel | None = None,
     on_partial: Callable[[TrainComparison], None] | None = None,
@@ -122,7 +123,8 @@ def compare_training(
     """Train two copies of a model by `baseline` and by `recipe`, a step of each in turn, on the same rows.
 
     The first two steps of each warm up, and are not timed; their losses are compared, too. `repeats` steps are timed;
-    None: until the interval of the paired difference is narrow, or `budget_s` is spent. Errors: those of `Trainer`.
+    None: until the interval of the paired difference is narrow, or `budget_s` is spent (default: two seconds a
+    recipe). Errors: those of `Trainer`.
     """
     check_repeats(repeats)
     check_batches(rows)
@@ -155,14 +157,13 @@ def ladder_training(
 
     Techniques are added one by one, and left out of the full recipe one by one, as `eet_lab.ladder` does. Each recipe
     trains a copy of the model, all on the same rows, a step of each in turn; the copies stay side by side in memory.
-    `budget_s` (default: two a recipe) and the rest are as in `compare_training`. Once `cancel` is set, the ladder that
+    `budget_s` and the rest are as in `compare_training`. Once `cancel` is set, the ladder that
     comes back holds what was timed until then and is marked partial; Cancelled where that is nothing.
     Errors: RecipeError for a recipe without techniques, and those of `Trainer`.
     """
     check_repeats(repeats)
     check_batches(rows)
-    if budget_s is not None:
-        check_budget(budget_s)
+    check_budget(budget_s)
     full = as_recipe(recipe, model.device, model.config.in_training)
     if not full:
         raise RecipeError('A ladder needs a technique at least, and the recipe has none. Name one, or say "all".')
@@ -182,8 +183,7 @@ def ladder_training(
         return TrainLadder(str(full), whole, tuple(climbed[: len(rungs)]), tuple(climbed[len(rungs) :]), partial)
 
     tell = None if on_partial is None else lambda: on_partial(found())
-    budget_s = PAIR_BUDGET_S / 2 * len(sides) if budget_s is None else budget_s
-    rounds = Rounds(repeats, budget_s, lambda: _changes(pairs))
+    rounds = Rounds(repeats, budget_s, lambda: _changes(pairs), len(sides))
     try:
         _take_steps([*sides.values()], rounds, progress, cancel, tell)
     except Cancelled:
@@ -206,30 +206,26 @@ class _Side:
         settings: TrainSettings | None, cancel: Cancel | None,
     ) -> None:  # fmt: skip
         raise_if_cancelled(cancel, "The benchmark")
-        self._on_gpu, self._rows, self._batch_rows, self._cancel = model.device == "cuda", rows, batch_rows, cancel
+        self._device, self._rows, self._batch_rows, self._cancel = model.device, rows, batch_rows, cancel
         before = self._allocated()
         with memory_for("what a recipe trains", remedy=REMEDY):
             self._trainer = Trainer(model.network, recipe.parts, task=task, settings=settings)
-        self._recipe, self._held, self._peak = str(recipe), self._allocated() - before, 0
+        self._recipe, self._held, self._peaks = str(recipe), self._allocated() - before, list[int]()
         self.dtype = model.network.dtype
         self.warming, self.series = Series(self._recipe, self._step), Series(self._recipe, self._step)
 
     def _step(self) -> Step:
         before, batch = self._allocated(), self._rows.batch(self._trainer.num_steps, self._batch_rows)
-        if self._on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-        run = timing.on_host(lambda: self._done(batch))
-        step = replace(run.value, ms=run.seconds * 1e3)
-        if self._on_gpu:
-            # What this side holds stays between its steps, and the other side's is there before and after.
-            self._held += self._allocated() - before
-            self._peak = max(self._peak, torch.cuda.max_memory_allocated() - self._allocated() + self._held)
-        return step
+        run, peak = with_peak(lambda: timing.on_host(lambda: self._done(batch)), self._device)
+        if peak is not None:  # beyond what both sides held before; of that this one's own counts too
+            self._peaks.append(peak + self._held)
+        self._held += self._allocated() - before
+        return replace(run.value, ms=run.seconds * 1e3)
 
     def _done(self, batch: Sequence[Example]) -> Step:
         """A step, once the GPU has updated the weights: the other side's would wait for it."""
         step = self._trainer.step(batch, self._cancel)
-        if self._on_gpu:
+        if self._device == "cuda":
             torch.cuda.synchronize()
         return step
 
@@ -241,10 +237,10 @@ class _Side:
     def trained(self, num: int) -> TrainedSide:
         """What the first `num` of its steps were."""
         steps = (*self.warming.runs, *self.series.runs)[:num]
-        return TrainedSide(self._recipe, steps, self._peak if self._on_gpu else None)
+        return TrainedSide(self._recipe, steps, max(self._peaks, default=None))
 
     def _allocated(self) -> int:
-        return torch.cuda.memory_allocated() if self._on_gpu else 0
+        return torch.cuda.memory_allocated() if self._device == "cuda" else 0
 
 
 Pair = tuple[_Side, _Side]

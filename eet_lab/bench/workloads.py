@@ -352,10 +352,16 @@ class RunInputs:
     def described(self) -> dict[str, Any]:
         """The fields that every result begins with."""
         settings = {name: value for name, value in asdict(self.settings).items() if value is not None}
-        return {
-            "environment": environment(self.model),
-            "workload": describe(self.model.name, self.rows, self.settings.max_new_tokens),
-            "prompts": tuple(map(self.model.decode, self.rows)),
-            "prompt_lengths": tuple(map(len, self.rows)),
-            "settings": settings | {"stop": list(settings["stop"])},
-        }
+        workload = describe(self.model.name, self.rows, self.settings.max_new_tokens)
+        return described(self.model, workload, self.rows, settings | {"stop": list(settings["stop"])})
+
+
+def described(model: Model, workload: str, rows: Sequence[Sequence[int]], settings: dict[str, Any]) -> dict[str, Any]:
+    """The same of any texts or prompts `rows`."""
+    return {
+        "environment": environment(model),
+        "workload": workload,
+        "prompts": tuple(map(model.decode, rows)),
+        "prompt_lengths": tuple(map(len, rows)),
+        "settings": settings,
+    }
