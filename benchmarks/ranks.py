@@ -30,10 +30,9 @@ import torch.distributed as dist
 from eet_lab.bench import timing
 from eet_lab.bench.cost import matmul_tflops
 from eet_lab.bench.measured import Spread
-from eet_lab.bench.peers import Checked
 from eet_lab.bench.rows import OURS, Row, append, digits, percent, taken
 from eet_lab.bench.run_memory import kept_for_graphs
-from eet_lab.bench.training import STEPS, Batch, budget_of, checked_of, verdict
+from eet_lab.bench.training import STEPS, Batch, Checked, budget_of, checked_of, verdict
 from eet_lab.bench.workloads import TrainBatch
 from eet_lab.devices import default_device
 from eet_lab.models import load

@@ -18,9 +18,9 @@ from eet_lab.bench import cost as costs
 from eet_lab.bench.cost import LaunchCost, predicted_ms, step_cost, step_weight_bytes, streaming_gb_per_s
 from eet_lab.bench.launches import StepLaunches, num_kernels
 from eet_lab.bench.parity import ParityCheck, reference_logits
-from eet_lab.bench.peers import HuggingFace, make, to_hf
+from eet_lab.bench.peers import HuggingFace, Timing, make, to_hf
 from eet_lab.bench.rows import Row, append, file_name, markdown, newest, read
-from eet_lab.bench.static_decoder import Timing, left_padded
+from eet_lab.bench.static_decoder import left_padded
 from eet_lab.bench.workloads import Requests, Stream, Texts
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings

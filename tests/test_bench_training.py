@@ -16,7 +16,7 @@ import seq2seqs
 import test_vision
 import torch
 
-from eet_lab.bench import peers, run_memory, train_compare, training
+from eet_lab.bench import run_memory, train_compare, training
 from eet_lab.bench.cost import train_flops
 from eet_lab.bench.rows import append, markdown, read
 from eet_lab.bench.timing import LeftOut
@@ -91,12 +91,12 @@ def test_peers_without_a_gpu_are_left_out():
 def test_a_model_that_is_compiled_in_parts_is_told(monkeypatch):
     counters = {"stats": {"unique_graphs": 3}, "graph_break": {"a reason\n  and more": 2}}
     monkeypatch.setattr("torch._dynamo.utils.counters", counters)
-    assert peers._in_parts("hf-compile") == "hf-compile was not compiled as a whole: 2 graph breaks, a reason."
+    assert training._in_parts("hf-compile") == "hf-compile was not compiled as a whole: 2 graph breaks, a reason."
     counters["graph_break"].clear()
-    assert peers._in_parts("hf-compile") == ""
+    assert training._in_parts("hf-compile") == ""
     counters["stats"]["unique_graphs"] = 0
     with pytest.raises(LeftOut, match="compiled nothing"):
-        peers._in_parts("hf-compile")
+        training._in_parts("hf-compile")
 
 
 def test_what_liger_replaces_for_all_models_is_put_back(monkeypatch):
@@ -105,16 +105,16 @@ def test_what_liger_replaces_for_all_models_is_put_back(monkeypatch):
     model.device, model.config = torch.device("cuda"), SimpleNamespace(model_type="fake")
     apply = SimpleNamespace(MODEL_TYPE_TO_APPLY_LIGER_FN={"fake": lambda model: setattr(module, "rotate", "liger")})
     monkeypatch.setitem(sys.modules, "modeling_fake", module)
-    monkeypatch.setattr(peers, "no_liger", lambda device: None)
-    monkeypatch.setattr(peers, "import_module", lambda name: apply)
-    patched = peers._with_liger(model)
+    monkeypatch.setattr(training, "no_liger", lambda device: None)
+    monkeypatch.setattr(training, "import_module", lambda name: apply)
+    patched = training._with_liger(model)
     assert module.rotate == "plain"
     with patched():
         assert module.rotate == "liger"
     assert module.rotate == "plain"
     model.config.model_type = "gpt2"
     with pytest.raises(LeftOut, match="no kernels for gpt2"):
-        peers._with_liger(model)
+        training._with_liger(model)
 
 
 def test_a_window_is_no_more_arithmetic_than_it_shows():
@@ -132,8 +132,8 @@ def test_another_gradient_is_told(monkeypatch):
             model.transformer.h[1].mlp.c_fc.weight[0, 0] += 1.0
         return model
 
-    to_hf = peers._to_hf_in_training
-    monkeypatch.setattr(peers, "_to_hf_in_training", wrong)
+    to_hf = training._to_hf_in_training
+    monkeypatch.setattr(training, "_to_hf_in_training", wrong)
     rows, _ = train_all(families.ours("gpt2"), "train:any/b2/s8", (), "hf-sdpa", repeats=1)
     assert rows[0].equality.startswith("loss or gradient off by")
 
@@ -142,12 +142,12 @@ def test_another_gradient_is_told(monkeypatch):
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_what_is_not_finite_passes_nowhere(place, wrong):
     numbers = [2.0, 4.0]
-    exact = peers.Checked(*numbers)
-    assert exact.error(exact) == 0 and peers.Checked(2.0, 6.0).error(exact) == 0.5
+    exact = training.Checked(*numbers)
+    assert exact.error(exact) == 0 and training.Checked(2.0, 6.0).error(exact) == 0.5
     numbers[place] = wrong
-    off = peers.Checked(*numbers).error(exact)
+    off = training.Checked(*numbers).error(exact)
     assert off == math.inf and training.verdict(off, 0.1) != "passed" != training.verdict(off, off)
-    assert peers.largest([]) == 0 and peers.largest([0.5, wrong]) == math.inf
+    assert training.largest([]) == 0 and training.largest([0.5, wrong]) == math.inf
 
 
 def test_what_cannot_be_trained_is_told():

@@ -15,9 +15,8 @@ from eet_lab.bench.launches import StepLaunches, launches_per_token
 from eet_lab.bench.measure import Subject, TimedRun
 from eet_lab.bench.measured import Cost, Parity, Spread
 from eet_lab.bench.parity import ParityCheck
-from eet_lab.bench.peers import PEERS
+from eet_lab.bench.peers import PEERS, Peer, Timing
 from eet_lab.bench.rows import OURS, Row, distinct, equality, named, taken
-from eet_lab.bench.static_decoder import Peer, Timing
 from eet_lab.bench.tables import perplexities
 from eet_lab.bench.timing import Rounds, Series, Tally
 from eet_lab.bench.workloads import Workload

@@ -21,7 +21,7 @@ from torch import Tensor
 from eet_lab.bench import timing
 from eet_lab.bench.measure import as_measurement
 from eet_lab.bench.measured import MEMORY_KEYS, Measurement, Parity, Spread
-from eet_lab.bench.peers import to_hf
+from eet_lab.bench.peers import right_padded, to_hf
 from eet_lab.bench.results import Comparison, changes
 from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
 from eet_lab.bench.run_memory import with_peak
@@ -150,10 +150,8 @@ def encoded_by_hf(model: Any, rows: Rows, is_sorted: bool) -> Read:
         vectors = torch.empty(len(rows), model.config.hidden_size)
         for at in range(0, len(order), PEER_BATCH):
             numbers = order[at : at + PEER_BATCH]
-            longest = max(len(rows[number]) for number in numbers)
-            ids = torch.tensor([[*rows[number], *[0] * (longest - len(rows[number]))] for number in numbers])
-            lengths = torch.tensor([len(rows[number]) for number in numbers])
-            real = (torch.arange(longest) < lengths[:, None]).long().to(model.device)
+            ids, is_real = right_padded([rows[number] for number in numbers], "cpu")
+            real = is_real.long().to(model.device)
             hidden = model(ids.to(model.device), attention_mask=real)[0]
             mean = (hidden * real[:, :, None]).sum(1) / real.sum(1, keepdim=True)
             vectors[numbers] = mean.float().cpu()

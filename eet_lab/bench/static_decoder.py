@@ -6,21 +6,15 @@ Source of the idea: gpt-fast.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eet_lab.bench.launches import STEPS, StepLaunches, counting
-from eet_lab.bench.run_memory import collect, with_peak
-from eet_lab.bench.timing import Stopwatch
-from eet_lab.engine.settings import Settings
 from eet_lab.models.decoder import Decoder
-from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import Norm
 
 Rows = Sequence[Sequence[int]]
@@ -163,142 +157,6 @@ def left_padded(rows: Rows, device: torch.device) -> tuple[torch.Tensor, torch.T
         to[longest - len(row) :] = row
     attended = np.arange(longest) >= longest - lengths[:, None]
     return torch.from_numpy(ids).to(device), torch.from_numpy(attended.astype(np.int64)).to(device)
-
-
-class Timing(NamedTuple):
-    """One run: time to the first token of all rows, per token after it (None for a single token), and end to end.
-
-    It begins with the prompts as lists of token ids, as ours does, and ends with the tokens on the host.
-    """
-
-    ttft_ms: float
-    tpot_ms: float | None
-    total_ms: float
-    tokens: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, marks_ms: Sequence[float], tokens: torch.Tensor) -> Timing:
-        """The timing from the times of the first token, perhaps others, the last token and the end; tokens [B,N]."""
-        first_ms, last_ms, total_ms, steps = marks_ms[0], marks_ms[-2], marks_ms[-1], tokens.shape[1] - 1
-        tpot_ms = (last_ms - first_ms) / steps if steps else None
-        return cls(first_ms, tpot_ms, total_ms, tuple(map(tuple, tokens.tolist())))
-
-
-class Peer(ABC):
-    """Another way to run the same weights on the same prompts. `weight_bytes` are those that it reads from."""
-
-    name: str
-
-    def __init__(self, device: torch.device, weight_bytes: int) -> None:
-        self.peak_bytes: int | None = None
-        self._device, self.weight_bytes = device, weight_bytes
-
-    def prepare(self) -> Timing:
-        """Compile, capture and warm up in the shapes that will be timed; count the memory. The last run's timing."""
-        collect(self._device.type)
-        timing, peak = with_peak(self._warm_up, self._device.type)
-        self.peak_bytes = None if peak is None else peak + self.weight_bytes
-        return timing
-
-    @abstractmethod
-    def time(self) -> Timing:
-        """One run."""
-
-    @abstractmethod
-    def launches(self) -> StepLaunches | None:
-        """What one step launches; None where it cannot be counted."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give back what it holds beside the weights."""
-
-    @abstractmethod
-    def _warm_up(self) -> Timing: ...
-
-
-class TorchGraphs(Peer):
-    """`StaticDecoder` with its step captured, as PyTorch runs it."""
-
-    name = "torch-cuda-graphs"
-
-    def __init__(self, model: Decoder, rows: Rows, settings: Settings) -> None:
-        super().__init__(model.device, model.weight_bytes)
-        self._model, self._rows, self._num_tokens = model, rows, settings.max_new_tokens
-        self._batch: StaticDecoder | None = None
-        self._graph = torch.cuda.CUDAGraph()
-
-    @staticmethod
-    def unavailable(device: str) -> str | None:
-        """Why it cannot run on that device, or None."""
-        return None if device == "cuda" else "CUDA graphs need an NVIDIA GPU"
-
-    @memory_for("the KV cache of plain PyTorch")
-    @torch.inference_mode()
-    def _warm_up(self) -> Timing:
-        self._batch = batch = StaticDecoder(self._model, self._rows, self._num_tokens)
-        step = self._step_of(batch)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries make their workspaces at the first call, which can't be captured
-            batch.prefill()
-            step()
-        torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(self._graph):
-            step()
-        return self.time()
-
-    @memory_for("the prefill of plain PyTorch")
-    @torch.inference_mode()
-    def time(self) -> Timing:
-        batch = self._captured()
-        clock = Stopwatch(self._device.type)
-        batch.receive(self._rows)
-        batch.prefill()
-        clock.mark()
-        for _ in range(self._num_tokens - 1):
-            self._graph.replay()
-        clock.mark()
-        tokens = batch.tokens[:, batch.width - 1 :][:, : self._num_tokens].cpu()
-        clock.mark()
-        return Timing.of(clock.read_ms(), tokens)
-
-    @torch.inference_mode()
-    def launches(self) -> StepLaunches | None:
-        """The mean of 8 replays; None for runs of fewer."""
-        if self._num_tokens <= STEPS:
-            return None
-        self._captured().prefill()
-        with counting("cuda") as counter:
-            counter.start()
-            for _ in range(STEPS):
-                self._graph.replay()
-            return counter.stop().per_step()
-
-    def close(self) -> None:
-        self._batch = None
-        self._graph.reset()
-
-    def _step_of(self, batch: StaticDecoder) -> Callable[[], None]:
-        """What is captured."""
-        return batch.step
-
-    def _captured(self) -> StaticDecoder:
-        if self._batch is None:
-            raise RuntimeError("call prepare() first: it captures the step")
-        return self._batch
-
-
-class TorchCompile(TorchGraphs):
-    """The same, its step compiled before it is captured: what gpt-fast measures."""
-
-    name = "torch-compile"
-
-    def close(self) -> None:
-        super().close()
-        torch.compiler.reset()  # what was compiled holds the weights
-
-    def _step_of(self, batch: StaticDecoder) -> Callable[[], None]:
-        return compiled(batch)
 
 
 def compiled(batch: StaticDecoder, **how: Any) -> Callable[[], None]:
