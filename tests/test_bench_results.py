@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eet_lab.bench import Change, Comparison, Environment, Ladder, Measurement, Parity, Run, Rung, Spread, load_result
-from eet_lab.bench.measured import MEMORY_KEYS, Cost, machine_id
+from eet_lab.bench.measured import Cost, machine_id
+from eet_lab.bench.run_memory import MEMORY_KEYS
 from eet_lab.errors import ResultError
 from eet_lab.words import plain
 from eet_lab.workbench.history import SHIPPED

@@ -6,10 +6,11 @@ from eet_lab.bench.benchmark import benchmark
 from eet_lab.bench.compare import compare, ladder
 from eet_lab.bench.held_out import perplexity
 from eet_lab.bench.measure import measure, watched
-from eet_lab.bench.measured import MEMORY_KEYS, Cost, Environment, Measurement, Parity, Perplexity, Spread
+from eet_lab.bench.measured import Cost, Environment, Measurement, Parity, Perplexity, Spread
 from eet_lab.bench.paired import Change
 from eet_lab.bench.parity import parity
 from eet_lab.bench.results import Comparison, Ladder, Run, Rung, load_result
+from eet_lab.bench.run_memory import MEMORY_KEYS
 from eet_lab.bench.workloads import RunInputs, Workload, default_prompts
 
 __all__ = [

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from eet_lab.bench import timing
 from eet_lab.bench.measure import as_measurement
-from eet_lab.bench.measured import MEMORY_KEYS, Measurement, Parity, Spread
+from eet_lab.bench.measured import Measurement, Parity, Spread
 from eet_lab.bench.peers import right_padded, to_hf
 from eet_lab.bench.results import Comparison, changes
 from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
-from eet_lab.bench.run_memory import with_peak
+from eet_lab.bench.run_memory import MEMORY_KEYS, with_peak
 from eet_lab.bench.timing import SHARED, Rounds, Series, Tally, check_budget, check_repeats, in_turn
 from eet_lab.bench.workloads import Texts, default_prompts, described
 from eet_lab.encoding import Texts as GivenTexts

@@ -148,10 +148,11 @@ class Measurement:
     """One recipe on one workload.
 
     `step_ms` traces every step of the median repeat, the prefill first; `step_tokens[i]` says how many tokens
-    step i generated (0 while a prompt is still being read). `memory` has the keys of `MEMORY_KEYS` in bytes;
-    `memory_source` says how the peak was found: "measured" by torch's counters on a GPU, "planned" from lifetimes
-    on the CPU. `prepare_s` is building kernels, capturing and the first warm-up. `tokens` and `texts` are what was
-    generated, or read by an encoder. `perplexity` is known where a recipe is lossy, or compared with one that is.
+    step i generated (0 while a prompt is still being read). `memory` has the keys of `run_memory.MEMORY_KEYS` in
+    bytes; `memory_source` says how the peak was found: "measured" by torch's counters on a GPU, "planned" from
+    lifetimes on the CPU. `prepare_s` is building kernels, capturing and the first warm-up. `tokens` and `texts` are
+    what was generated, or read by an encoder. `perplexity` is known where a recipe is lossy, or compared with one that
+    is.
     """
 
     recipe: Name
@@ -254,19 +255,6 @@ TIMES = (
 PEAK = Metric("peak memory", "MiB", lambda m: m.memory["peak"] / MiB)
 ENERGY = Metric("energy", "J/token", lambda m: m.joules_per_token)
 PERPLEXITY = Metric("perplexity", "", lambda m: m.perplexity and m.perplexity.value)
-
-MEMORY_PARTS = {
-    "weights": "weights",
-    "kv": "KV cache",
-    "kv_growth": "its copy while it grows",
-    "activations": "activations",
-    "workspace": "workspaces and graphs",
-}
-"""What the peak is made of, by the keys of `Measurement.memory`: the KV cache is the final one; workspaces and graphs
-are what libraries and graphs keep for themselves."""
-
-MEMORY_KEYS = (*MEMORY_PARTS, "peak")
-"""The keys of `Measurement.memory`; the peak is the most at once."""
 
 STEADY_RUNS = {"cpu": 1.5, "cuda": 1.25}
 """A result carries a warning if the longest run takes more than this times the shortest. GPU times are steadier."""

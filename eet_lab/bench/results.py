@@ -13,7 +13,6 @@ from typing import Any
 
 from eet_lab.bench import tables
 from eet_lab.bench.measured import (
-    MEMORY_KEYS,
     TIMES,
     Environment,
     Measurement,
@@ -26,6 +25,7 @@ from eet_lab.bench.measured import (
     placed,
 )
 from eet_lab.bench.paired import DETAILS, LEVEL, Change
+from eet_lab.bench.run_memory import MEMORY_KEYS
 from eet_lab.codec import (
     Count,
     Many,

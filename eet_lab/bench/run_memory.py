@@ -22,6 +22,19 @@ from eet_lab.words import counted, sized
 BOTH = "both"
 PASSES = ("prefill", "decode", BOTH)
 
+MEMORY_PARTS = {
+    "weights": "weights",
+    "kv": "KV cache",
+    "kv_growth": "its copy while it grows",
+    "activations": "activations",
+    "workspace": "workspaces and graphs",
+}
+"""What the peak is made of, by the keys of `Measurement.memory`: the KV cache is the final one; workspaces and graphs
+are what libraries and graphs keep for themselves."""
+
+MEMORY_KEYS = (*MEMORY_PARTS, "peak")
+"""The keys of `Measurement.memory`; the peak is the most at once."""
+
 Made = TypeVar("Made")
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from eet_lab.bench.measured import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, STEADY_RUNS, TIMES, p50
+from eet_lab.bench.measured import ENERGY, PEAK, PERPLEXITY, STEADY_RUNS, TIMES, p50
 from eet_lab.bench.paired import LEAST_EFFECT, LEAST_PAIRS, SURE_PAIRS, Change, memory_words
+from eet_lab.bench.run_memory import MEMORY_PARTS
 from eet_lab.technique import registry
 from eet_lab.words import (
     MiB,

@@ -12,7 +12,8 @@ import plotly.graph_objects as go
 
 from eet_lab.bench import Comparison, Ladder, Measurement, Run
 from eet_lab.bench.fusion import FusionMap
-from eet_lab.bench.measured import MEMORY_PARTS, tokens_by_step
+from eet_lab.bench.measured import tokens_by_step
+from eet_lab.bench.run_memory import MEMORY_PARTS
 from eet_lab.bench.timeline import Timelines
 from eet_lab.bench.train_compare import TrainComparison, TrainLadder
 from eet_lab.errors import ResultError, check_known

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eet_lab.bench import Comparison, Ladder, Spread, load_result
-from eet_lab.bench.measured import MEMORY_PARTS, PEAK, TIMES, MiB, tokens_by_step
+from eet_lab.bench.measured import PEAK, TIMES, MiB, tokens_by_step
+from eet_lab.bench.run_memory import MEMORY_PARTS
 from eet_lab.errors import ResultError
 from eet_lab.figures import results as figures
 from eet_lab.figures import theme
