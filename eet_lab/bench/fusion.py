@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from ctypes import c_void_p
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -27,7 +26,6 @@ from eet_lab.bench.profiler_trace import ProfiledStep
 from eet_lab.bench.timeline import DEVICE
 from eet_lab.bench.timeline_steps import PHASES, Phases, Watch
 from eet_lab.bench.timing import Rounds, Series, Stopwatch, Tally, check_budget, check_repeats
-from eet_lab.bench.train_compare import WARM
 from eet_lab.bench.training import Batch
 from eet_lab.bench.workloads import TrainBatch
 from eet_lab.devices import present
@@ -191,21 +189,17 @@ def _spread(runs: Sequence[float]) -> Spread:
 
 
 class _Rung:
-    """A recipe's two trainers: one as it is, and one whose phases are told; the latter's step is counted."""
+    """A recipe whose steps are timed, and what the phases of one do, counted once."""
 
     def __init__(self, batch: Batch, parts: Parts, device: str, cancel: Cancel | None) -> None:
-        self._batch, self._device, self._cancel = batch, device, cancel
-        self._phases = Phases(lambda phase: self._begin(phase))
+        self._device = device
         self._begin: Any = lambda phase: None
-        self._plain, self._seen = (batch.trainer(each) for each in (parts, self._phases.within(parts)))
-        for trainer in (self._plain, self._seen):
-            for _ in range(WARM):
-                self._take(trainer)
+        self._phases = Phases(batch, parts, lambda phase: self._begin(phase), cancel=cancel)
         self._launches, self._bytes = self._counted()
 
     def step_ms(self) -> float:
         """A step of the recipe as it is."""
-        return timing.took_ms(partial(self._take, self._plain), self._device)
+        return timing.took_ms(self._phases.step, self._device)
 
     def phase_ms(self) -> dict[str, float]:
         """A step whose phases are timed."""
@@ -215,7 +209,7 @@ class _Rung:
             marks.append((phase, clock.mark()))
 
         self._begin = begin
-        self._step()
+        self._phases.step_in_phases()
         clock.mark()
         found = dict.fromkeys(PHASES, 0.0)
         for phase, mark in marks:
@@ -229,24 +223,16 @@ class _Rung:
             for phase in PHASES
         }
 
-    def _take(self, trainer: Any) -> None:
-        trainer.step(self._batch.examples, self._cancel)
-
-    def _step(self) -> None:
-        self._phases.start()
-        self._take(self._seen)
-
     def _counted(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        buffers = self._seen.optimizer.buffers
-        counter = _Moved(tensor for buffer in buffers for tensor in buffer.tensors)
+        counter = _Moved(tensor for buffer in self._phases.trainer.optimizer.buffers for tensor in buffer.tensors)
         self._begin = counter.begin
         with counter, native.observed(counter.launched):
-            self._step()
+            self._phases.step_in_phases()
         if self._device == "cpu":
             return counter.calls, counter.num_bytes
         with closing(Watch(self._device)) as watch:
             self._begin = watch.begin
-            watch.watch(self._step)
+            watch.watch(self._phases.step_in_phases)
             watch.finish()
             [step] = watch.steps()
         return Counter(phase for phase, _ in _of_phases(step)), counter.num_bytes

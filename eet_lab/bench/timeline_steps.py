@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,7 +36,7 @@ from eet_lab.models import Model
 from eet_lab.models.on_device import on_any_device, on_its_device
 from eet_lab.parts import Parts
 from eet_lab.parts.launch import Decode
-from eet_lab.progress import Cancel, Progress, raise_if_cancelled
+from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
 from eet_lab.texts import Prompts, RecipeLike, as_recipe
 from eet_lab.words import counted
@@ -172,19 +172,39 @@ PHASES = ("forward", "backward", "update")
 
 
 class Phases:
-    """Tells `begin` when a phase begins, by its name; a batch of several passes goes forward and backward in each.
+    """Steps of a recipe on a batch by two trainers, both warm: one as it is, and one that tells `begin` when a phase
+    begins, by its name. A batch of several passes goes forward and backward in each.
 
     A pass goes forward with its first op, and backward once its loss is differentiated. What a loss differentiates
     itself, as one in chunks does, is forward. `around` surrounds each op. Calls may come from a thread of PyTorch's.
     """
 
     def __init__(
-        self, begin: Callable[[str], None], around: Callable[[str], AbstractContextManager] | None = None
+        self,
+        batch: Batch,
+        parts: Parts,
+        begin: Callable[[str], None],
+        around: Callable[[str], AbstractContextManager] | None = None,
+        cancel: Cancel | None = None,
     ) -> None:
-        self._begin, self._around = begin, around
+        self._batch, self._begin, self._around, self._cancel = batch, begin, around, cancel
         self._now = ""
+        self._plain, self.trainer = batch.trainer(parts), batch.trainer(self._within(parts))
+        for step in (self.step, self.step_in_phases):
+            for _ in range(WARM):
+                step()
 
-    def within(self, parts: Parts) -> Parts:
+    def step(self) -> None:
+        """One of the recipe as it is."""
+        self._plain.step(self._batch.examples, self._cancel)
+
+    def step_in_phases(self) -> None:
+        """One whose phases are told, by `trainer`."""
+        self._now = ""
+        self._enter("forward")
+        self.trainer.step(self._batch.examples, self._cancel)
+
+    def _within(self, parts: Parts) -> Parts:
         """The parts with ops and a loss that come by here."""
 
         @wraps(parts.loss)
@@ -197,11 +217,6 @@ class Phases:
         # Python is not there when a captured pass is replayed: passes are launched one by one.
         eager = Parts().step_launch
         return replace(parts, train_ops=around_each(parts.train_ops, self._op), loss=loss, step_launch=eager)
-
-    def start(self) -> None:
-        """A step begins."""
-        self._now = ""
-        self._enter("forward")
 
     @contextmanager
     def _op(self, name: str) -> Iterator[None]:
@@ -359,21 +374,11 @@ def training_timeline(
     chosen = as_recipe(recipe, model.device, model.config.in_training)
     with closing(Watch(model.device)) as watch:
         batch = Batch.of(TrainBatch.of(workload, model), model)
-        phases = Phases(watch.begin, lambda name: watch.marked(OP + name))
-        plain, seen = (batch.trainer(parts) for parts in (chosen.parts, phases.within(chosen.parts)))
-
-        def step() -> None:
-            phases.start()
-            seen.step(batch.examples, cancel)
-
-        for trainer in (plain, seen):
-            for _ in range(WARM):
-                raise_if_cancelled(cancel, "The timeline")
-                trainer.step(batch.examples, cancel)
+        phases = Phases(batch, chosen.parts, watch.begin, lambda name: watch.marked(OP + name), cancel)
         for _ in range(SAMPLES):
-            watch.time(partial(plain.step, batch.examples, cancel))
+            watch.time(phases.step)
         for _ in range(SAMPLES):
-            watch.watch(step)
+            watch.watch(phases.step_in_phases)
         watch.finish()
         found = median_run(watch.steps(), key=lambda each: each.step_us)
         sizes = {"num_rows": len(batch.examples), "num_columns": batch.num_tokens, "stage": "train"}
