@@ -73,8 +73,8 @@ class Named:
             if isinstance(value, int) and value < 1:
                 what = f"{self.kind.form.words[name]} of a {self.kind.what}"
                 raise PromptError(f"{what}: {value}, but it must be at least 1.")
-        if high < low:
-            raise PromptError(f"Prompts from {low} to {high} tokens: the second must not be the smaller.")
+        if high is not None and high < (low or 1):
+            raise PromptError(f"Lengths from {low} to {high} tokens: the second must not be the smaller.")
 
     def check_total(self) -> None:
         """PromptError where its prompts would be too many tokens to be drawn; those that are given may be more."""
@@ -114,8 +114,8 @@ class Named:
         return workload
 
     def __str__(self) -> str:
-        low, high = (getattr(self, name) for name in ("low", "high"))
-        return self.kind.form.write(vars(self) | {"high": high if high > low else None})
+        _, _, low, high, *_ = astuple(self)
+        return self.kind.form.write(vars(self) | {"high": None if high == low else high})
 
 
 @dataclass(frozen=True)
@@ -267,14 +267,8 @@ class TrainBatch(Named):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        low = 1 if self.low is None else self.low
-        high = low if self.high is None else self.high
-        for name, value in (("b (rows)", self.rows), ("s (tokens)", low)):
-            if value < 1:
-                raise PromptError(f"{name} of a {self.kind.what}: {value}, but it must be at least 1.")
-        if high < low:
-            raise PromptError(f"Rows from {low} to {high} tokens: the second must not be the smaller.")
-        self._check_tokens(high)
+        super().__post_init__()
+        self._check_tokens(self.high or self.low or 1)
 
     def _check_tokens(self, high: int) -> None:
         if (tokens := self.rows * high) > MOST_TOKENS:
@@ -300,9 +294,6 @@ class TrainBatch(Named):
             raise PromptError(f"{self} has rows of {high:,} tokens, but the model's context is {context:,}.")
         self._check_tokens(high)
         return evenly_spaced(low, high, self.rows)
-
-    def __str__(self) -> str:
-        return self.kind.form.write(vars(self))
 
 
 KINDS: dict[str, type[Named]] = {SERVE: Requests, ENCODE: Texts, ACCURACY: HeldOut, TRAIN: TrainBatch}
