@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from eet_lab.bench import timing
-from eet_lab.bench.cost import matmul_tflops
+from eet_lab.bench.cost import arithmetic
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.rows import OURS, Row, append, digits, percent, taken
 from eet_lab.bench.run_memory import kept_for_graphs
@@ -132,7 +132,6 @@ def rows_of(found: list[Found], whole: TrainBatch, num_ranks: int, args: argpars
     """A row for each recipe. Peak bytes are those of the first rank, its model among them."""
     batch = batch_of(whole, args.device, args.dtype)
     exact, budget = budget_of(batch.network, batch.examples)
-    ceiling = matmul_tflops(args.device, batch.network.dtype)
     rows = []
     for each in found:
         spread = Spread.of(each.step_ms)
@@ -140,7 +139,7 @@ def rows_of(found: list[Found], whole: TrainBatch, num_ranks: int, args: argpars
             args.device, workload=f"{args.workload}/ranks{num_ranks}", provider=OURS, recipe=each.recipe,
             dtype=args.dtype, total_ms=spread, peak_bytes=each.peak_bytes,
             equality=verdict(each.checked.error(exact), budget), tok_s=batch.num_tokens / spread.p50 * 1e3,
-            mfu=round(batch.num_flops / spread.p50 / ceiling / 1e9 / num_ranks, 4), ceiling_tflops=round(ceiling, 2),
+            **arithmetic(batch.num_flops / num_ranks, spread.p50, args.device, batch.network.dtype),
         )  # fmt: skip
         rows.append(row)
     del batch

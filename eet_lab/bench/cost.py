@@ -185,6 +185,14 @@ def mfu(config: Config, work: Work, ms: float, device: str) -> float | None:
     return train_flops(config, work) / (ms * matmul_tflops(device, torch.bfloat16) * 1e9)
 
 
+def arithmetic(flops: float, ms: float, device: str, dtype: torch.dtype) -> dict[str, float]:
+    """What a row tells of operations that took so long: their share of the measured ceiling; nothing of none."""
+    if not flops:
+        return {}
+    ceiling = matmul_tflops(device, dtype)
+    return {"mfu": round(flops / ms / ceiling / 1e9, 4), "ceiling_tflops": round(ceiling, 2)}
+
+
 def step_weight_bytes(model: Decoder) -> int:
     """Bytes of all layers, the last norm and the LM head; of the embeddings a step reads a few rows only."""
     read = {t.data_ptr(): t.numel() * t.element_size() for t in tensors((model.layers, model.norm, model.head))}

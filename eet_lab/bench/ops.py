@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eet_lab.bench import timing
-from eet_lab.bench.cost import TIMES, beyond_caches, last_cache_bytes, matmul_tflops, predicted_ms, streaming_gb_per_s
+from eet_lab.bench.cost import TIMES, arithmetic, beyond_caches, last_cache_bytes, predicted_ms, streaming_gb_per_s
 from eet_lab.bench.fit import check_op_fit
 from eet_lab.bench.launches import StepLaunches, counting
 from eet_lab.bench.measured import Spread
@@ -139,9 +139,8 @@ def benchmark_op(
             series = [Series(entry.name, entry.time) for entry in entries]
             timing.in_turn(series, Rounds(repeats), tally, cancel)
             shared = {"workload": str(workload), "dtype": str(kind).removeprefix("torch.")}
-            arithmetic = _arithmetic(workload, where, kind)
-            figures = [entry.figures(its.runs, size) for entry, its in zip(entries, series, strict=True)]
-            rows = [taken(where, **shared, **each, **arithmetic(each["total_ms"].p50)) for each in figures]
+            each = zip(entries, series, strict=True)
+            rows = [taken(where, **shared, **entry.figures(its.runs, size, kind)) for entry, its in each]
     disturbed = [f"{entry.name}: {SHARED}." for entry in entries if entry.was_disturbed]
     return rows, [*absent, *remarks, *disturbed, *_doubts(rows, workload, where, num_copies, size)]
 
@@ -220,7 +219,7 @@ class PreparedOp:
         device: str,
         building: Progress,
     ) -> None:
-        self.name, self._device = name, device
+        self.name, self._device, self._flops = name, device, workload.shape.num_flops()
         provider = provider_of(name, workload.case)
         make = _ours(workload, building) if provider is None else partial(provider.make, workload.shape)
         prepared = [make(inputs) for inputs in copies]
@@ -238,7 +237,7 @@ class PreparedOp:
         self.was_disturbed |= self._device == "cpu" and timed.was_disturbed
         return timed.value
 
-    def figures(self, runs: Sequence[float], size: int) -> dict[str, Any]:
+    def figures(self, runs: Sequence[float], size: int, dtype: torch.dtype) -> dict[str, Any]:
         """What a row holds of these runs; `size` bytes have to be moved."""
         in_us = Spread.of([ms * 1e3 for ms in runs])
         assert in_us is not None
@@ -255,15 +254,8 @@ class PreparedOp:
             "predicted_ms": inside and predicted_ms(size, inside, self._device),
             "peak_bytes": self._peak_bytes,
             "equality": self._equality,
+            **arithmetic(self._flops, total_ms.p50, self._device, dtype),
         }
-
-
-def _arithmetic(workload: OpWorkload, where: str, kind: torch.dtype) -> Callable[[float], dict[str, float]]:
-    """What a row tells of an op's arithmetic, by its milliseconds; nothing where only bytes count."""
-    if not (flops := workload.shape.num_flops()):
-        return lambda ms: {}
-    ceiling = matmul_tflops(where, kind)
-    return lambda ms: {"mfu": round(flops / ms / ceiling / 1e9, 4), "ceiling_tflops": round(ceiling, 2)}
 
 
 def _ours(workload: OpWorkload, building: Progress) -> Callable[[tuple], Prepared]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.bench import timing
-from eet_lab.bench.cost import matmul_tflops, train_flops
+from eet_lab.bench.cost import arithmetic, train_flops
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.peers import check_same, hf_kind, right_padded
 from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
@@ -154,7 +154,6 @@ def train_all(
 
 def _row(workload: TrainBatch, model: Model, series: Series[TimedSteps], verdict: str, batch: Batch) -> Row:
     middle = timing.median_run(series.runs, lambda run: run.step_ms)
-    ceiling = matmul_tflops(model.device, model.network.dtype)
     return taken(
         model.device,
         workload=str(workload),
@@ -164,8 +163,7 @@ def _row(workload: TrainBatch, model: Model, series: Series[TimedSteps], verdict
         peak_bytes=middle.peak_bytes,
         equality=verdict,
         tok_s=batch.num_tokens / middle.step_ms * 1e3,
-        mfu=round(batch.num_flops / middle.step_ms / ceiling / 1e9, 4),
-        ceiling_tflops=round(ceiling, 2),
+        **arithmetic(batch.num_flops, middle.step_ms, model.device, model.network.dtype),
     )
 
 
