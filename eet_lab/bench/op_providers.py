@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,7 +24,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 
-from eet_lab.bench.op_workloads import OpProvider
 from eet_lab.bench.rows import OURS
 from eet_lab.bench.static_decoder import ACTS
 from eet_lab.bench.static_decoder import norm as torch_norm
@@ -68,6 +68,23 @@ from eet_lab.parts.losses import Head
 from eet_lab.parts.passes import Batching, Text
 from eet_lab.parts.staging import Staging, sent
 from eet_lab.texts import as_recipe
+
+
+@dataclass(frozen=True)
+class OpProvider:
+    """A way to do some ops. What it leaves out of an op is said in `less`: then its output is not compared.
+
+    `make(shape, inputs)` may lay the inputs out as it likes best: only the call is timed. It raises `LeftOut` for sizes
+    that it does not take.
+    """
+
+    name: str
+    ops: tuple[str, ...]
+    make: Callable[[Any, Inputs], Prepared]
+    unavailable: Callable[[str], str | None] = lambda device: None
+    less: str = ""
+    unfit: Callable[[Any], str | None] = lambda shape: None
+
 
 OPS = ("attention",)
 PAGE = 16  # columns of FlashInfer's cache that lie together; vLLM's and SGLang's default

@@ -1,4 +1,4 @@
-"""Workloads of a single op, under names such as `op:decode_attention/b1/kv1024/h25/d64`, and what a provider of one is.
+"""Workloads of a single op, under names such as `op:decode_attention/b1/kv1024/h25/d64`.
 
 Sizes are read from the name and checked before any input is made.
 
@@ -12,11 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from eet_lab.bench.static_decoder import ACTS
-from eet_lab.bench.train_ops import (
-    TRAIN_CASES,
-    Inputs,
-    Prepared,
-)
+from eet_lab.bench.train_ops import TRAIN_CASES
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.naming import Form
@@ -63,22 +59,6 @@ class OpWorkload:
         if not sizes:
             return tuple(cls(case, shape) for shape in case.bench)
         return (cls(case, read(case, sizes)),)
-
-
-@dataclass(frozen=True)
-class OpProvider:
-    """A way to do some ops. What it leaves out of an op is said in `less`: then its output is not compared.
-
-    `make(shape, inputs)` may lay the inputs out as it likes best: only the call is timed. It raises `LeftOut` for sizes
-    that it does not take.
-    """
-
-    name: str
-    ops: tuple[str, ...]
-    make: Callable[[Any, Inputs], Prepared]
-    unavailable: Callable[[str], str | None] = lambda device: None
-    less: str = ""
-    unfit: Callable[[Any], str | None] = lambda shape: None
 
 
 def evenly_spaced(low: int, high: int, num: int) -> tuple[int, ...]:
