@@ -93,6 +93,6 @@ def test_rungs_bring_what_they_require():
     needed = Recipe.parse("memory_reuse").techniques[0]
     full = Recipe((Needy(), needed))
     object.__setattr__(full, "techniques", (Needy(), needed))  # as if what it requires came later
-    assert [(name, along) for name, along, _ in rungs_up(full)] == [("", ()), ("needy", ("memory_reuse",))]
-    gone = {name: along for name, along, _ in rungs_down(Recipe((needed, Needy())))}
+    assert [(each.name, each.along) for each in rungs_up(full)] == [("", ()), ("needy", ("memory_reuse",))]
+    gone = {each.name: each.along for each in rungs_down(Recipe((needed, Needy())))}
     assert gone == {"memory_reuse": ("needy",), "needy": ()}

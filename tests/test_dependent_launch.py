@@ -74,9 +74,9 @@ def test_it_takes_its_turn_after_graphs():
 
 def test_the_ladder_adds_it_last_and_leaves_it_out_with_what_it_needs():
     full = Recipe.parse(ALL)
-    *_, (name, along, recipe) = rungs_up(full)
-    assert (name, along, recipe) == ("dependent_launch", (), full)
-    gone = {name: along for name, along, _ in rungs_down(full)}
+    *_, last = rungs_up(full)
+    assert (last.name, last.along, last.recipe) == ("dependent_launch", (), full)
+    gone = {each.name: each.along for each in rungs_down(full)}
     assert gone["dependent_launch"] == ()
     assert "dependent_launch" in gone["memory_reuse"] and "dependent_launch" in gone["fused_kernels"]
     assert gone["fused_sampling"] == ()

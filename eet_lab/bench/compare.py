@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import wraps
-from itertools import pairwise
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from eet_lab.bench.encoding import compare_texts
 from eet_lab.bench.held_out import held_out_perplexity
@@ -25,7 +24,7 @@ from eet_lab.models.encoder import Encoder
 from eet_lab.models.on_device import on_its_device
 from eet_lab.monitor import Source, free_bytes_of, open_source
 from eet_lab.progress import Cancel, Progress
-from eet_lab.technique import Recipe, Technique, known
+from eet_lab.technique import Recipe, Technique
 from eet_lab.texts import Prompts, RecipeLike, as_recipe
 
 Work = TypeVar("Work", bound=Callable[..., Any])
@@ -194,9 +193,6 @@ class _Pair:
         side.on_phase(phase, str(side.recipe))
 
 
-Climb = list[tuple[str, tuple[str, ...], Recipe]]
-"""Rungs to be measured: a technique's name, what goes along with it, and the recipe."""
-
 ROOM = 2
 """Engines are kept side by side while so many times what the largest run and its check take is still free."""
 
@@ -242,23 +238,35 @@ def ladder(
         return climb.result(partial=stopped)
 
 
-def rungs_up(full: Recipe) -> Climb:
+class PlannedRung(NamedTuple):
+    """A rung to be measured: the technique that it has more, or less, and what goes along with it; its recipe, and the
+    one that it is compared with. The baseline has no name, and is compared with none.
+    """
+
+    name: str
+    title: str
+    along: tuple[str, ...]
+    recipe: Recipe
+    against: Recipe | None
+
+
+def rungs_up(full: Recipe) -> list[PlannedRung]:
     """The rungs from the baseline to the full recipe. A technique whose requirements come later brings them along."""
     named, chosen = {t.name: t for t in full}, list[Technique]()
-    climb: Climb = [("", (), Recipe())]
+    climb = [PlannedRung("", "Baseline", (), Recipe(), None)]
     for t in full:
         if t not in chosen:
             along = [name for name in _required(t.name, named) if named[name] not in chosen]
             chosen += [*(named[name] for name in along), t]
-            climb.append((t.name, tuple(along), Recipe(tuple(chosen))))
+            climb.append(PlannedRung(t.name, t.title, tuple(along), Recipe(tuple(chosen)), climb[-1].recipe))
     return climb
 
 
-def rungs_down(full: Recipe) -> Climb:
+def rungs_down(full: Recipe) -> list[PlannedRung]:
     """The full recipe less each technique and what needs it; nothing to tell where there is only one."""
     if len(full) < 2:
         return []
-    return [(t.name, along, rest) for t in full for rest, along in [full.without(t.name)]]
+    return [PlannedRung(t.name, t.title, along, rest, full) for t in full for rest, along in [full.without(t.name)]]
 
 
 def _required(name: str, named: dict[str, Technique]) -> list[str]:
@@ -276,7 +284,7 @@ class _Climb:
         self._job, self._full, self._cancel = job, full, cancel
         self._up, self._down = rungs_up(full), rungs_down(full)
         self._described = job.described()
-        recipes = {str(recipe): recipe for _, _, recipe in (*self._up, *self._down)}
+        recipes = {str(each.recipe): each.recipe for each in (*self._up, *self._down)}
         self.entries = {name: _Side(job, recipe, source, cancel) for name, recipe in recipes.items()}
         self._most_bytes = 0
 
@@ -312,29 +320,27 @@ class _Climb:
 
     def own_times(self) -> list[Change]:
         """Every time of each rung, as `compare` asks for pairs by every time of its two recipes."""
-        pairs = [(a, b) for (*_, a), (*_, b) in pairwise(self._up)] + [(self._full, rest) for *_, rest in self._down]
-        sides = [(self.entries[str(before)], self.entries[str(after)]) for before, after in pairs]
+        planned = (*self._up[1:], *self._down)
+        sides = [(self.entries[str(each.against)], self.entries[str(each.recipe)]) for each in planned]
         return [change for before, after in sides for change in after.changes_from(before).values()]
 
     def result(self, partial: bool, costed: bool = True) -> Ladder:
         """The rungs whose recipes have been timed."""
         timed = {name: each.measurement(costed) for name, each in self.entries.items() if each.timed.runs}
-        climbed: list[Rung] = []
-        left_out: list[Rung] = []
-        for above, (name, along, recipe) in zip([None, *(r for _, _, r in self._up)], self._up, strict=False):
-            if str(recipe) not in timed:
-                break
-            climbed.append(self._rung(name, along, recipe, above, timed))
-        for name, along, recipe in self._down:
-            if str(self._full) in timed and str(recipe) in timed:
-                left_out.append(self._rung(name, along, recipe, self._full, timed))
+
+        def known(planned: PlannedRung) -> bool:
+            return {str(planned.recipe), str(planned.against or Recipe())} <= timed.keys()
+
+        climbed, left_out = (
+            tuple(self._rung(each, timed) for each in filter(known, planned)) for planned in (self._up, self._down)
+        )
         first, last = self.entries[str(Recipe())], self.entries[str(self._full)]
         whole = last.changes_from(first) if len(climbed) > 1 else {}
         return Ladder(
             **self._described,
             recipe=str(self._full),
-            rungs=tuple(climbed),
-            left_out=tuple(left_out),
+            rungs=climbed,
+            left_out=left_out,
             partial=partial,
             changes=whole,
         )
@@ -344,15 +350,14 @@ class _Climb:
         for each in self.entries.values():
             each.subject.close()
 
-    def _rung(
-        self, name: str, along: tuple[str, ...], recipe: Recipe, against: Recipe | None, timed: dict[str, Measurement]
-    ) -> Rung:
-        own, after = self.entries[str(recipe)], timed[str(recipe)]
+    def _rung(self, planned: PlannedRung, timed: dict[str, Measurement]) -> Rung:
+        own, after = self.entries[str(planned.recipe)], timed[str(planned.recipe)]
         assert own.parity is not None, "what is timed has been checked"
-        rung = Rung(name, known(name).title if name else "Baseline", along, after, own.parity)
-        if against is None:
+        rung = Rung(planned.name, planned.title, planned.along, after, own.parity)
+        if planned.against is None:
             return rung
-        before, found = timed[str(against)], own.changes_from(self.entries[str(against)], DETAILS)
+        against = str(planned.against)
+        before, found = timed[against], own.changes_from(self.entries[against], DETAILS)
         return replace(
             rung,
             delta_ms=_delta(found.get("total_ms"), before.total_ms, after.total_ms),

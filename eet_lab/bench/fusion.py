@@ -34,7 +34,6 @@ from eet_lab.models.on_device import on_any_device
 from eet_lab.ops import native
 from eet_lab.parts import Parts
 from eet_lab.progress import Cancel, Progress, raise_if_cancelled
-from eet_lab.technique import registry
 from eet_lab.texts import RecipeLike, as_recipe
 from eet_lab.threads import cpu_threads
 
@@ -147,19 +146,19 @@ def fusion_map(
     )
     tally = Tally(len(climb) * (1 + 2 * rounds.expected), progress)
     rungs, found = list[_Rung](), list[FusionRung]()
-    for _, _, chosen in climb:
+    for each in climb:
         raise_if_cancelled(cancel, "The benchmark")
-        tally.say(f"counting the step of {chosen}")
-        rungs.append(_Rung(batch, chosen.parts, model.device, cancel))
+        tally.say(f"counting the step of {each.recipe}")
+        rungs.append(_Rung(batch, each.recipe.parts, model.device, cancel))
         tally.finish()
-    steps = [Series(str(chosen), rung.step_ms) for (_, _, chosen), rung in zip(climb, rungs, strict=True)]
+    steps = [Series(str(each.recipe), rung.step_ms) for each, rung in zip(climb, rungs, strict=True)]
     phases = [Series(f"phases of {each.name}", rung.phase_ms) for each, rung in zip(steps, rungs, strict=True)]
     timing.in_turn([*steps, *phases], rounds, tally, cancel)
-    for (name, _, chosen), rung, step, phase, changes in zip(
+    for each, rung, step, phase, changes in zip(
         climb, rungs, steps, phases, [{}, *_changes(steps, phases)], strict=True
     ):
-        title = registry()[name].title if name in registry() else name or "baseline"
-        found.append(FusionRung(name, title, str(chosen), rung.work(phase.runs), _spread(step.runs), changes))
+        title = each.title if each.name else "baseline"
+        found.append(FusionRung(each.name, title, step.name, rung.work(phase.runs), _spread(step.runs), changes))
     return FusionMap(environment(model), str(workload), tuple(found))
 
 

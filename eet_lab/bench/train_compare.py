@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Literal
 
 import torch
 
 from eet_lab.bench import timing
-from eet_lab.bench.compare import rungs_down, rungs_up
+from eet_lab.bench.compare import PlannedRung, rungs_down, rungs_up
 from eet_lab.bench.measured import Environment, environment
 from eet_lab.bench.paired import Change
 from eet_lab.bench.run_memory import with_peak
@@ -22,7 +21,7 @@ from eet_lab.models import Model
 from eet_lab.models.on_device import on_any_device
 from eet_lab.ops.oom import memory_for
 from eet_lab.progress import Cancel, Progress, raise_if_cancelled
-from eet_lab.technique import Recipe, known
+from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
 from eet_lab.training import Example, Step, Trainer, TrainSettings
 from eet_lab.training.data import Batches, check_batches
@@ -168,22 +167,23 @@ def ladder_training(
     if not full:
         raise RecipeError('A ladder needs a technique at least, and the recipe has none. Name one, or say "all".')
     up, down = rungs_up(full), rungs_down(full)
-    recipes = {str(each): each for _, _, each in (*up, *down)}
+    recipes = {str(each.recipe): each.recipe for each in (*up, *down)}
     sides = {name: _Side(model, each, rows, batch_rows, task, settings, cancel) for name, each in recipes.items()}
     where = environment(model)
-    none, *rungs = [sides[str(each)] for _, _, each in up]
-    pairs = [*pairwise((none, *rungs)), *((rungs[-1], sides[str(each)]) for _, _, each in down)]
+
+    def pair(planned: PlannedRung) -> Pair:
+        return sides[str(planned.against)], sides[str(planned.recipe)]
 
     def found(partial: bool = False) -> TrainLadder:
-        climbed = [
-            TrainRung(name, known(name).title, along, _compared(where, *pair))
-            for (name, along, _), pair in zip((*up[1:], *down), pairs, strict=True)
-        ]
-        whole = _compared(where, none, rungs[-1])
-        return TrainLadder(str(full), whole, tuple(climbed[: len(rungs)]), tuple(climbed[len(rungs) :]), partial)
+        climbed, left_out = (
+            tuple(TrainRung(each.name, each.title, each.along, _compared(where, *pair(each))) for each in planned)
+            for planned in (up[1:], down)
+        )
+        whole = _compared(where, sides[str(Recipe())], sides[str(full)])
+        return TrainLadder(str(full), whole, climbed, left_out, partial)
 
     tell = None if on_partial is None else lambda: on_partial(found())
-    rounds = Rounds(repeats, budget_s, lambda: _changes(pairs), len(sides))
+    rounds = Rounds(repeats, budget_s, lambda: _changes([*map(pair, (*up[1:], *down))]), len(sides))
     try:
         _take_steps([*sides.values()], rounds, progress, cancel, tell)
     except Cancelled:
