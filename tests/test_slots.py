@@ -9,6 +9,7 @@ import weakref
 from dataclasses import replace
 
 import pytest
+from test_captures import emulated
 from test_continuous import BASE, POLICIES, STORES, alone, decoder, engine_of, random_life, recipe
 
 from eet_lab.engine.engine import Engine
@@ -120,3 +121,22 @@ def test_slots_that_others_ran_beside_find_their_places_again(decoder, store):
         rows = [[1 + row] for row in range(count)]
         for settings in (Settings(8), Settings(8, 0.9, top_k=5)):
             assert engine.generate(rows, settings).tokens == plain.generate(rows, settings).tokens
+
+
+def test_graphs_of_other_slots_are_void_too_once_memory_has_moved(decoder):
+    """A batch has slots of its own beside those of requests that join; what draws there needs a larger arena."""
+    words = recipe("static:planner=no_reuse", "rows=4:chunk=1:budget=16")
+    parts, counts = emulated(Recipe.parse(words).parts)
+    engine, rows, settings = Engine(decoder, parts), [[1, 2], [3]], Settings(10)
+    engine.reserve(4, 20, settings)
+    want = Engine(decoder).generate(rows, settings).tokens
+    for _ in range(2):
+        assert engine.generate(rows, settings).tokens == want
+    generation = engine.memory.generation
+    for how in ({}, {"temperature": 0.8, "top_k": 5}):
+        engine.add([1, 2], Settings(3, **how))
+    while engine.step() or not engine.slots.idle:
+        pass
+    captures = counts["captures"]
+    assert engine.memory.generation > generation
+    assert engine.generate(rows, settings).tokens == want and counts["captures"] > captures

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from threading import Lock
 from typing import ClassVar, Generic, TypeVar
@@ -15,11 +15,12 @@ from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.settings import told
 from eet_lab.errors import ModelError, RecipeError
 from eet_lab.memory import Plan
-from eet_lab.models.decoder import Decoder
+from eet_lab.models.decoder import Decoder, tensors
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.vision import AnyEncoder
 from eet_lab.ops import native
 from eet_lab.parts import Parts
+from eet_lab.parts.trace import TracedPass
 from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 
 Model = TypeVar("Model", Decoder, AnyEncoder)
@@ -44,7 +45,7 @@ class BaseEngine(Generic[Model]):
         if problem := self.parts.ops.unfit(model.config):
             raise RecipeError(f"These parts cannot run this model: {problem}. Use plain ops, or another model.")
         self.model: Model = model
-        self.memory = self.parts.memory()
+        self.memory, self._like = self.parts.memory(), tensors(model)[0]
         self.ops = self.parts.ops.bind_each(lambda op: partial(self._empty, op=op))
         window, empty = model.config.spec.window, partial(self._empty, op="mask")
         self.attend = partial(self.parts.attend, self.ops, empty=empty, window=window)
@@ -76,6 +77,20 @@ class BaseEngine(Generic[Model]):
 
     def _free(self) -> None:
         self.memory = self.parts.memory()
+
+    def place(self, passes: Mapping[str, TracedPass], *, reserved: bool) -> bool:
+        """Give the activations of these passes their places; `reserved`: and those of smaller ones to come.
+
+        Returns whether it had to trace or to place anything, as `FreshMemory.plan` does.
+        """
+        generation, self._allocating = self.memory.generation, "the arena of activations"
+        had_to = (self.memory.reserve if reserved else self.memory.plan)(passes, like=self._like)
+        if self.memory.generation != generation:
+            self._void()
+        return had_to
+
+    def _void(self) -> None:
+        """Let go of all graphs: memory that they refer to has moved."""
 
     def _empty(
         self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None, *, op: str

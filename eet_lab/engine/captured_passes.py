@@ -82,14 +82,11 @@ class CapturedPasses:
         return Size.of(group).bucket(task.tokens) if self.by_bucket else exact, group.packed, group.is_typed
 
     def plan(self, groups: Sequence[Group], task: TextTask) -> None:
-        """Memory for all passes; graphs whose memory had to move are void."""
-        memory, generation = self._engine.memory, self._engine.memory.generation
+        """Memory for all passes."""
         if self.by_bucket:
             self._make_room(groups, task)
         else:
             self._engine.plan(groups, task, repeated=True)
-        if memory.generation != generation:
-            self._replays.void()
 
     def launched(self, group: Group, read: Pass, task: TextTask) -> Tensor:
         """What the task makes of a pass that is laid out, or will have made: the next launch may overwrite it."""
@@ -101,6 +98,10 @@ class CapturedPasses:
             given = by_device(filled(read, Size.of(group).bucket(task.tokens)), group.packed)
         made = self._replays(Asked(given, task))
         return made[: len(read.sizes) if task.one_each else len(read.asked)]
+
+    def void(self) -> None:
+        """Let go of graphs: memory that they refer to has moved."""
+        self._replays.void()
 
     def close(self) -> None:
         """Give graphs back, and their memory."""
@@ -120,10 +121,8 @@ class CapturedPasses:
             rooms[name] = Room(size if before is None else size.joined(before.size), task, group.is_typed)
         if rooms == self._rooms:
             return
-        engine = self._engine
-        engine._allocating, self._rooms = "the arena of activations", {}
-        passes = {name: self._traced(name, room) for name, room in rooms.items()}
-        engine.memory.reserve(passes, like=engine.model.position_embedding)
+        self._rooms = {}
+        self._engine.place({name: self._traced(name, room) for name, room in rooms.items()}, reserved=True)
         self._rooms = rooms
 
     def _traced(self, name: str, room: Room) -> TracedPass:

@@ -208,6 +208,10 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
         groups = self.parts.texts(self._checked(texts, task, batching.truncate), batching)
         return tuple(self.memory.traced(self._traced_pass(group, task)) for group in groups)
 
+    def _void(self) -> None:
+        if self._captured is not None:
+            self._captured.void()
+
     def _free(self) -> None:
         if self._captured is not None:
             self._captured.close()
@@ -224,7 +228,6 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
 
         `repeated`: they may be captured.
         """
-        self._allocating = "the arena of activations"
         alike: dict[str, list[Group]] = {}
         for group in groups:
             alike.setdefault(pass_name(group.computed_tokens, group.num_asked), []).append(group)
@@ -233,7 +236,7 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
             largest = {group.numbers: group for group in (max(same, key=size) for size in SIZES)}
             bound = bounding([self._traced_pass(group, task) for group in largest.values()])
             bounds[name] = bound._replace(repeated=repeated)
-        self.memory.plan(bounds, like=self.model.position_embedding)
+        self.place(bounds, reserved=False)
 
     def _launched(self, group: Group, task: TextTask) -> Arriving:
         """One pass, and what the task makes of it on its way to the host: one copy brings it all."""

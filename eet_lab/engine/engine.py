@@ -205,10 +205,8 @@ class Engine(BaseEngine[Decoder]):
         self._prepared()
         with self._closed_on_error(lambda: rows, settings, keeps=()):
             self._reserved = num_rows, columns
-            self._allocating = "the arena of activations"
             if self.parts.schedule.max_rows is None:
-                passes = self.tracer.request([len(row) for row in rows], settings).passes
-                self.memory.reserve(passes, like=self.model.token_embedding)
+                self.place(self.tracer.request([len(row) for row in rows], settings).passes, reserved=True)
             each, two = [settings] * num_rows, Event()
             self._generate(rows, each, lambda event: two.set() if event.index else None, two, None, RequestClock())
             self.cache.reset_prefix_cache()
@@ -306,15 +304,10 @@ class Engine(BaseEngine[Decoder]):
         if is_batch:
             self.cache.check_room(shape.num_pad, shape.ends)
         key = schedule, num_slots, columns, libraries(self.parts.ops.kernels)
-        generation = self.memory.generation
         if key not in self._all_slots and (not is_covered or len(self._all_slots) == MOST_SLOTS):
             self._drop_slots()
-        self._allocating = "the arena of activations"
         if is_batch or key not in self._all_slots or last is not self._all_slots[key]:  # others were placed since
-            keep = self.memory.plan if is_batch else self.memory.reserve
-            clock.once(lambda: keep(shape.passes, like=self.model.token_embedding))
-        if self.memory.generation != generation:
-            self._drop_slots()
+            clock.once(lambda: self.place(shape.passes, reserved=not is_batch))
         self._allocating = f"the KV cache [{num_slots} rows x {columns} columns]"
         if key not in self._all_slots:
             self._all_slots[key] = Slots(self, schedule, num_slots, columns)
@@ -383,6 +376,10 @@ class Engine(BaseEngine[Decoder]):
     def captures(self) -> int:
         """Decode steps captured so far; 0 where the launch part captures nothing."""
         return 0 if self._slots is None else self._slots.captures
+
+    def _void(self) -> None:
+        for slots in self._all_slots.values():
+            slots.void()
 
     def _free(self) -> None:
         self._drop_slots()

@@ -102,7 +102,7 @@ class Slots:
             padded = self.schedule.aligned and self.num_slots > 1
             keys = Keys(self.table.begin, cache.block_table, padded=padded)
             self._generation, self._next = cache.generation, decode_batch(self.table.buffer, keys, self.capacity)
-            self._void()
+            self.void()
         ledger = Held(cache.ledger) if self.is_batch else cache.ledger
         self.scheduler = Scheduler(self.schedule, ledger, engine.model.config.context)
         self._pads = shape.num_pad
@@ -144,13 +144,13 @@ class Slots:
         """A place in the arena for passes that choose like that. A batch has it from the beginning."""
         if self.is_batch or choice in self._choices:
             return
-        engine, self._choices = self._engine, (*self._choices, choice)
-        engine._allocating, most = "the arena of activations", self.schedule.most_tokens(self.capacity)
-        passes = engine.tracer.mixed(self.schedule, self.capacity, self._choices, most, self.capacity)
-        generation = engine.memory.generation
-        engine.memory.reserve(passes, like=engine.model.token_embedding)
-        if engine.memory.generation != generation:
-            self._void()
+        self._choices = (*self._choices, choice)
+        self._place(self.schedule.most_tokens(self.capacity), reserved=True)
+
+    def _place(self, T: int, *, reserved: bool) -> None:
+        """Memory for passes of T tokens, and for the longest decode step, by whatever chooses their tokens."""
+        passes = self._engine.tracer.mixed(self.schedule, self.capacity, self._choices, T, self.capacity)
+        self._engine.place(passes, reserved=reserved)
 
     def check(self, requests: Sequence[Request]) -> None:
         """PromptError for one that is longer than a slot, or than all pages."""
@@ -195,7 +195,7 @@ class Slots:
 
     def close(self) -> None:
         """Let go of graphs, which refer to the slots as these do to them; and of all requests: nothing more comes."""
-        self._void()
+        self.void()
         for request in self._unfinished:
             request.status, request.finish_reason = "finished", "cancelled"
         self._unfinished = {}
@@ -282,7 +282,7 @@ class Slots:
         ids = self.table.buffer.tokens[batch.rows, batch.columns]
         return self._run("prefill", batch._replace(ids=ids, keys=self._next.keys))
 
-    def _void(self) -> None:
+    def void(self) -> None:
         """What was captured refers to memory that is not there any more."""
         self._launches, self._replays = {}, None
 
@@ -351,11 +351,7 @@ class Slots:
         engine, T = self._engine, len(batch.rows)
         if T > FEW_TOKENS or not engine.parts.ops.kernels:  # only kernels are chosen by how few tokens there are
             T = self.schedule.most_tokens(self.capacity)
-        generation = engine.memory.generation
-        passes = engine.tracer.mixed(self.schedule, self.capacity, self._choices, T, self.capacity)
-        engine.memory.plan(passes, like=engine.model.token_embedding)  # it recurs, so it is no setup
-        if engine.memory.generation != generation:
-            self._void()
+        self._place(T, reserved=False)  # it recurs, so it is no setup
 
     def _read(self, arrived: Sequence[StepTokens]) -> list[PassTokens]:
         """What the passes that have arrived told, to those that are still interested."""
