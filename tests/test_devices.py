@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -165,14 +166,16 @@ def test_an_engine_runs_on_its_models_gpu(gpus, tiny, monkeypatch):
     monkeypatch.setattr(type(tiny.decoder), "device", property(lambda self: torch.device("cuda:1")))
     for name in ("_generate", "_free"):
         monkeypatch.setattr(engine, name, lambda *args: seen.append(gpus.now))
-    monkeypatch.setattr(engine, "_prepared", lambda *args: seen.append(gpus.now))
+    monkeypatch.setattr(engine, "prepare", lambda **how: seen.append(gpus.now))
     engine.generate([[1]], Settings(2))
     engine.close()
     assert seen == [1, 1, 1] and gpus.now == 0
     monkeypatch.setattr("eet_lab.ops.native.prepare", lambda *args, **options: seen.append(gpus.now))
+    monkeypatch.setattr("eet_lab.ops.native.loaded", lambda name: SimpleNamespace(path=name))
     parts = SimpleNamespace(ops=SimpleNamespace(kernels=("linear",)))
-    Engine.prepare(SimpleNamespace(model=tiny.decoder, parts=parts))  # type: ignore[arg-type]
-    assert seen[3:] == [1], "kernels are built for that GPU"
+    fake: Any = SimpleNamespace(model=tiny.decoder, parts=parts, libraries=())
+    assert [Engine.prepare(fake), Engine.prepare(fake)] == [True, False], "the second time nothing is loaded"
+    assert seen[3:] == [1, 1], "kernels are built for that GPU"
 
 
 def test_an_op_is_raced_on_the_gpu_that_was_named(gpus, monkeypatch):

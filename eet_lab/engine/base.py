@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from threading import Lock
 from typing import ClassVar, Generic, TypeVar
@@ -49,17 +49,24 @@ class BaseEngine(Generic[Model]):
         self.ops = self.parts.ops.bind_each(lambda op: partial(self._empty, op=op))
         window, empty = model.config.spec.window, partial(self._empty, op="mask")
         self.attend = partial(self.parts.attend, self.ops, empty=empty, window=window)
+        self.libraries: tuple = ()  # what is loaded for these ops; others once a source was edited
         self.busy = Lock()
         self._cancel: Cancel | None = None
         self._allocating = ""
 
-    def prepare(self, progress: Progress | None = None, cancel: Cancel | None = None) -> None:
-        """Build the CUDA kernels that the parts need, if any; seconds at first, nothing later."""
+    def prepare(self, progress: Progress | None = None, cancel: Cancel | None = None) -> bool:
+        """Build the CUDA kernels that the parts need, if any; seconds at first, nothing later.
+
+        Returns whether others are loaded now than when this engine last asked.
+        """
         if self.model.device.type == "meta":
             raise ModelError("The model has shapes and no data. To run it, load it on 'cpu' or 'cuda', not on 'meta'.")
-        if self.parts.ops.kernels:
-            with present(self.model.device):
-                native.prepare(self.parts.ops.kernels, progress=progress, cancel=cancel)
+        if not (kernels := self.parts.ops.kernels):
+            return False
+        with present(self.model.device):
+            native.prepare(kernels, progress=progress, cancel=cancel)
+        before, self.libraries = self.libraries, tuple(native.loaded(name).path for name in kernels)
+        return self.libraries != before
 
     def plans(self) -> dict[str, Plan]:
         """What the passes of the last run asked for and where it lay: {name of the pass: Plan}."""
@@ -131,8 +138,3 @@ def check_parts(engine: str, parts: object, recipe: str) -> None:
     elif isinstance(parts, str):
         instead = f"Recipe.parse({parts!r}).parts"
     raise RecipeError(f"{engine} takes Parts, not {given:.60}: give it {instead}.")
-
-
-def libraries(kernels: Sequence[str]) -> tuple:
-    """What is loaded for these sources; something else once one was edited."""
-    return tuple(native.loaded(name).path for name in kernels)

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from eet_lab.engine.base import BaseEngine, check_model, check_parts, libraries
+from eet_lab.engine.base import BaseEngine, check_model, check_parts
 from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.forecast import Forecast, Forecaster, check_keys
@@ -70,7 +70,6 @@ class Engine(BaseEngine[Decoder]):
         self.tracer = self._tracer()
         self.staging, self.slot_staging = Staging(self.model.device), Staging(self.model.device)
         self._reserved = 0, 0
-        self._libraries: tuple = ()
         self._slots: Slots | None = None  # those that ran last
         self._all_slots: dict[tuple, Slots] = {}
 
@@ -100,7 +99,7 @@ class Engine(BaseEngine[Decoder]):
         each = one_each(settings, len(rows))
         if forced is not None:
             forced = checked_forced(forced, each, self.model.config)
-        clock.once(lambda: self._prepared(cancel))
+        clock.once(lambda: self.prepare(cancel=cancel))
         with self._closed_on_error(lambda: rows, of_all([len(row) for row in rows], each, self.model.config.context)):
             return self._generate(rows, each, on_step or (lambda event: None), cancel, forced, clock)
 
@@ -126,7 +125,7 @@ class Engine(BaseEngine[Decoder]):
         if self._slots is not None and self._slots.is_deserted:
             self._slots.drain()
         if self._slots is None or self._slots.idle:
-            self._prepared()
+            self.prepare()
             rows, columns = self._reserved if self._reserved[0] else (schedule.max_rows, COLUMNS)
             schedule, columns = schedule.of_at_most(rows), min(columns, self.model.config.context)
             with self._closed_on_error(lambda: self._filling(rows, columns), Settings(1)):
@@ -202,7 +201,7 @@ class Engine(BaseEngine[Decoder]):
         self._free()
         check_keys(num_rows, columns, self.model)
         rows = [[self.model.config.bos_id] * prompt_tokens] * num_rows
-        self._prepared()
+        self.prepare()
         with self._closed_on_error(lambda: rows, settings, keeps=()):
             self._reserved = num_rows, columns
             if self.parts.schedule.max_rows is None:
@@ -210,13 +209,6 @@ class Engine(BaseEngine[Decoder]):
             each, two = [settings] * num_rows, Event()
             self._generate(rows, each, lambda event: two.set() if event.index else None, two, None, RequestClock())
             self.cache.reset_prefix_cache()
-
-    def _prepared(self, cancel: Cancel | None = None) -> bool:
-        """Whether kernels were loaded since this engine last asked."""
-        before = self._libraries
-        self.prepare(cancel=cancel)
-        self._libraries = libraries(self.parts.ops.kernels)
-        return self._libraries != before
 
     @contextmanager
     def _closed_on_error(
@@ -303,7 +295,7 @@ class Engine(BaseEngine[Decoder]):
         shape = self.tracer.request(lengths, settings, columns)
         if is_batch:
             self.cache.check_room(shape.num_pad, shape.ends)
-        key = schedule, num_slots, columns, libraries(self.parts.ops.kernels)
+        key = schedule, num_slots, columns, self.libraries
         if key not in self._all_slots and (not is_covered or len(self._all_slots) == MOST_SLOTS):
             self._drop_slots()
         if is_batch or key not in self._all_slots or last is not self._all_slots[key]:  # others were placed since

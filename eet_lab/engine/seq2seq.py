@@ -136,7 +136,7 @@ class Seq2SeqEngine(Engine):
         self._check_lengths(len(sources), each)
         if forced is not None:
             forced = checked_forced(forced, each, self.model.config)
-        clock.once(lambda: self._prepared(cancel))
+        clock.once(lambda: self.prepare(cancel=cancel))
         starts = [[self.config.start_id]] * len(sources)
         with self._closed_on_error(lambda: starts, of_all([1] * len(sources), each, self.config.context)):
             self.tracer.read([*self.parts.texts([Text(row) for row in sources], Batching())])
