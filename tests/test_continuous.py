@@ -375,7 +375,7 @@ def test_bad_requests_are_told_and_nothing_is_lost(decoder, alone, store):
     with pytest.raises(ScheduleError, match="cannot be cancelled"):
         engine.cancel(gone)
     with pytest.raises(ScheduleError, match="unknown .* Cancel it where it was added"):
-        engine.cancel("that one")
+        engine.cancel([gone])
     while not request.done:
         engine.step()
     engine.step()

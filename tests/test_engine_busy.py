@@ -9,7 +9,7 @@ from test_engine import batch
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.errors import EngineBusy
+from eet_lab.errors import Cancelled, EngineBusy, PromptError
 from eet_lab.technique import Recipe
 
 PROMPTS = batch(3, 2, 9)
@@ -49,12 +49,16 @@ def test_a_second_call_is_refused_and_the_first_goes_on(engine, asked, where):
     ASKED[asked](engine)  # free again
 
 
-def test_an_engine_is_free_again_after_a_run_that_broke_off(engine):
+@pytest.mark.parametrize("error", [ZeroDivisionError, PromptError, Cancelled])
+def test_an_engine_is_free_again_after_a_run_that_broke_off(engine, error):
+    """Whatever `on_step` raises is its own, and neither a refusal nor a stop of the engine's."""
+
     def broken(event):
-        raise ZeroDivisionError
+        if event.index == 1:
+            raise error("of on_step")
 
     for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(error, match="of on_step"):
             engine.generate(PROMPTS, Settings(6), on_step=broken)
     assert engine.generate([[1]], Settings(2)).num_tokens == 2
 

@@ -235,28 +235,36 @@ class Engine(BaseEngine[Decoder]):
     ) -> Generation:
         requests = [Request(tuple(row), asked.max_new_tokens) for row, asked in zip(prompts, each, strict=True)]
         schedule, lengths = self.parts.schedule.of_at_most(len(prompts)), [len(prompt) for prompt in prompts]
-        pads = [0] * len(prompts) if schedule.max_rows is not None else schedule.pads(lengths)
-        columns = max(pad + request.full_length for pad, request in zip(pads, requests, strict=True))
-        slots = self._open_slots(schedule, lengths, columns, each, clock)
+        ends = (pad + request.full_length for pad, request in zip(schedule.pads(lengths), requests, strict=True))
+        slots = self._open_slots(schedule, lengths, max(ends), each, clock)
         slots.check(requests)
         self.cache.reset_prefix_cache()
         for row, (request, asked) in enumerate(zip(requests, each, strict=True)):
             slots.add(request, self._asked(asked, row, forced[row] if forced is not None else ()))
         record = Record(requests, slots.num_passes(requests), on_step)
         try:
-            while not slots.idle and not record.finished and not (cancel is not None and cancel.is_set()):
-                record.read(slots.step(cancel))
-            for request in requests:
-                if request.status != "finished":
-                    slots.cancel(request)
-            record.read(slots.drain())
-        except Cancelled:
-            record.read(slots.drain())
-            self._drop_slots()
+            self._run(slots, requests, record, cancel)
+        except PromptError:  # of `on_step`: a refusal comes before any work, and leaves the engine as it was
+            self._free()
+            raise
         done = record.result(clock.setup_ms)
         if slots.is_batch:
             self.cache.keep([len(row) + max(len(new) - 1, 0) for row, new in zip(prompts, done.tokens, strict=True)])
         return done
+
+    def _run(self, slots: Slots, requests: Sequence[Request], record: Record, cancel: Cancel | None) -> None:
+        """Steps until all requests have what they asked for, or the run is stopped."""
+        while not slots.idle and not record.finished and not (cancel is not None and cancel.is_set()):
+            try:
+                arrived = slots.step(cancel)
+            except Cancelled:  # between two ops
+                arrived = slots.drain()
+                self._drop_slots()
+            record.read(arrived)
+        for request in requests:
+            if request.status != "finished":
+                slots.cancel(request)
+        record.read(slots.drain())
 
     def _asked(self, settings: Settings, row: int, known: Sequence[int]) -> RequestSettings:
         """The settings of a batch's row, whose first tokens may be known."""

@@ -164,7 +164,8 @@ class Slots:
 
         Errors: ScheduleError for one that is unknown, or done.
         """
-        if self._unfinished.pop(request, None) is None or request.status != "finished":
+        is_here = isinstance(request, Request) and self._unfinished.pop(request, None) is not None
+        if not is_here or request.status != "finished":
             self.scheduler.cancel(request)
         request.finish_reason = "cancelled"
 
