@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import count
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,6 +91,14 @@ def test_a_run_can_be_stopped_and_counts_what_it_holds():
     assert set(made.plans()) == {"encode", "prefill", "decode"}
     made.close()
     assert made.kv_bytes == 0
+    assert list(made.generate(rows(), Settings(NEW)).tokens) == expected("t5")
+
+
+def test_a_run_can_be_stopped_while_sources_are_read():
+    """Between two ops of the encoder: nothing is generated, and the next batch is answered."""
+    made, looks = engine("t5", RECIPES[1]), count()
+    told = made.generate(rows(), Settings(NEW), cancel=SimpleNamespace(is_set=lambda: next(looks) >= 8))
+    assert told.cancelled and told.num_tokens == 0 and made._source is None
     assert list(made.generate(rows(), Settings(NEW)).tokens) == expected("t5")
 
 

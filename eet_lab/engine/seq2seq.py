@@ -27,7 +27,6 @@ from eet_lab.engine.settings import (
     of_all,
     one_each,
 )
-from eet_lab.engine.slots import Slots
 from eet_lab.engine.tasks import Task, next_tokens
 from eet_lab.engine.token_buffer import RequestSettings
 from eet_lab.errors import PromptError, RecipeError
@@ -139,6 +138,7 @@ class Seq2SeqEngine(Engine):
         clock.once(lambda: self.prepare(cancel=cancel))
         starts = [[self.config.start_id]] * len(sources)
         with self._closed_on_error(lambda: starts, of_all([1] * len(sources), each, self.config.context)):
+            self._source = None  # those of the last batch go first
             self.tracer.read([*self.parts.texts([Text(row) for row in sources], Batching())])
             return self._generate(starts, each, on_step or (lambda event: None), cancel, forced, clock)
 
@@ -156,21 +156,15 @@ class Seq2SeqEngine(Engine):
                 "fewer."
             )
 
-    def _open_slots(self, *args: Any) -> Slots:
-        slots = super()._open_slots(*args)
-        self._read_sources()
-        return slots
-
-    def _read_sources(self) -> None:
+    def _read_sources(self) -> Source:
         """Run the encoder, and keep what the decoder will look at."""
-        layout = self.tracer.layout
+        layout, staging = self.tracer.layout, Staging(self.model.device)  # the decoder's first pass is staged already
         assert layout.spans is not None
         self._allocating = "the keys and values of sources"
-        self._source = None  # those of the last batch go first
         batch = sent(layout, self._layout)
         store = _store(self.model, batch)
         for group in self.tracer.groups:
-            read = sent(group.laid_out(), self.staging)
+            read = sent(group.laid_out(), staging)
             spans = zip(read.batch.spans or (), (layout.spans[number] for number in group.numbers), strict=True)
             here, there = (
                 torch.cat([torch.arange(first, first + count) for first, count in side]).to(self.model.device)
@@ -181,9 +175,12 @@ class Seq2SeqEngine(Engine):
             for kept, made in zip(store, encode(self.model, self.ops, attend, read.batch), strict=True):
                 for part, new in zip(kept, made, strict=True):
                     part.index_copy_(0, there, new[here])
-        self._source = Source(batch, store)
+        return Source(batch, store)
 
     def _hidden(self, batch: Batch) -> Tensor:
+        if self._source is None:
+            self._source = self._read_sources()
+            self.memory.enter("prefill")
         return forward(self.model, self.ops, self.attend(batch, self.cache, source=self._source), batch)
 
     def _asked(self, settings: Settings, row: int, known: Sequence[int]) -> RequestSettings:
