@@ -22,9 +22,9 @@ from test_continuous import (  # noqa: F401  fixtures
 from test_step_launch import Recorder
 
 from eet_lab.bench.measure import Subject
-from eet_lab.engine import slots
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
+from eet_lab.engine.slot_passes import SlotPasses
 from eet_lab.models import weights
 from eet_lab.models.config import Config
 from eet_lab.monitor import open_source
@@ -78,7 +78,7 @@ def recorded(monkeypatch):
     """Captures are recordings, and passes have few sizes as on a GPU."""
     for name, value in (("capture", recorded_work), ("capturing", nullcontext), ("new_pool", object)):
         monkeypatch.setattr(launch, name, value)
-    monkeypatch.setattr(slots.Slots, "pass_size", lambda self, tokens: -(-tokens // SIZE) * SIZE)
+    monkeypatch.setattr(SlotPasses, "pass_size", lambda self, tokens: -(-tokens // SIZE) * SIZE)
 
 
 @pytest.fixture
@@ -100,32 +100,32 @@ def test_one_graph_serves_all_passes_of_its_size(how, hows, store, decoder, alon
     """Whoever joins and leaves: each gets what it would get alone, from few graphs."""
     request.getfixturevalue(how)
     engine, replayed = engine_of(decoder, store), list[int]()
-    replay = slots.Slots._replay
+    replay = SlotPasses._replay
 
     def noted(self, batch):
         replayed.append(len(batch.rows))
         return replay(self, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slots.Slots, "_replay", noted)
+        patch.setattr(SlotPasses, "_replay", noted)
         assert random_life(engine, alone, f"captured {store}", 25, hows) > 12
-    replays = engine.slots._replays
+    replays = engine.slots.passes._replays
     assert len(replayed) > 3 * replays.captures > 0 and {*replayed} <= {SIZE, 2 * SIZE}
     assert len(replays._kept) <= 2 * (len({how.get("temperature", 0) > 0 for how in hows}) + 1)
 
 
 def test_a_larger_pass_runs_as_it_is(recorded, decoder, alone):  # noqa: F811
     engine = engine_of(decoder, most=SIZE)
-    assert engine.slots.most_captured == SIZE
+    assert engine.slots.passes.most_captured == SIZE
     assert random_life(engine, alone, "small ones are captured", 15) > 7
-    assert len(engine.slots._replays._kept) == 1
+    assert len(engine.slots.passes._replays._kept) == 1
 
 
 def test_no_more_graphs_are_kept_than_asked_for(repeated, decoder, alone):  # noqa: F811
     """Whatever chooses tokens: graphs of all choices are counted together."""
     engine = engine_of(decoder, graphs=1)
     assert random_life(engine, alone, "one graph", 10, MIXED) > 4
-    assert len(engine.slots._replays._kept) == 1
+    assert len(engine.slots.passes._replays._kept) == 1
 
 
 def test_what_was_captured_goes_with_its_memory(repeated, decoder, alone):  # noqa: F811
@@ -137,7 +137,7 @@ def test_what_was_captured_goes_with_its_memory(repeated, decoder, alone):  # no
         engine.reserve(3, 94, Settings(2))
     first = engine.slots
     engine.close()
-    assert first._replays is None and engine.slots is None
+    assert first.passes._replays is None and engine.slots is None
 
 
 def test_graphs_go_with_a_chunk_that_no_decode_step_uses(recorded, monkeypatch):
@@ -149,11 +149,11 @@ def test_graphs_go_with_a_chunk_that_no_decode_step_uses(recorded, monkeypatch):
         for row in range(4):
             engine.add([1 + row] * 60, Settings(1))
         engine.step()
-    assert engine.slots is held and held._replays.captures == 1
+    assert engine.slots is held and held.passes._replays.captures == 1
     chunks, memory._largest = {*memory._chunks}, {}
     monkeypatch.setattr(engine.tracer, "mixed", lambda *sizes: mixed_passes(*sizes[:3], SIZE, sizes[-1]))
-    held._plan(make_batch([1], num_rows=4, size=SIZE))
-    assert chunks - {*memory._chunks} and held._replays is None
+    held.passes._plan(make_batch([1], num_rows=4, size=SIZE))
+    assert chunks - {*memory._chunks} and held.passes._replays is None
 
 
 def test_a_run_that_is_timed_captures_nothing(recorded, decoder):  # noqa: F811
@@ -161,32 +161,32 @@ def test_a_run_that_is_timed_captures_nothing(recorded, decoder):  # noqa: F811
     subject = Subject(SimpleNamespace(decoder=decoder, device="cpu"), words, [[1] * 9, [2] * 5], Settings(4), source)
     subject.engine = engine_of(decoder)
     subject.prepare()
-    before = subject.engine.slots._replays.captures
+    before = subject.engine.slots.passes._replays.captures
     subject.run()
-    assert subject.engine.slots._replays.captures == before > 0
+    assert subject.engine.slots.passes._replays.captures == before > 0
 
 
 @pytest.mark.parametrize("temperatures", [(0.0,), (0.0, 1.0)])
 def test_a_warm_up_captures_passes_of_all_sizes(repeated, decoder, temperatures):  # noqa: F811
     """Of those that draw first, which need more memory: what is captured stays."""
     engine = engine_of(decoder)
-    engine.slots.has_sizes = True
+    engine.slots.passes.has_sizes = True
     warm_up_decoder(engine, None, temperatures)
-    kept = engine.slots._replays._kept.values()
+    kept = engine.slots.passes._replays._kept.values()
     assert len(kept) == 2 * len(temperatures) and all(each.graph is not None for each in kept)
-    captures = engine.slots._replays.captures
+    captures = engine.slots.passes._replays.captures
     for temperature in temperatures:
         request = engine.add([1] * 9, Settings(3, temperature=temperature))
         while not request.done:
             engine.step()
-    assert engine.slots._replays.captures == captures
+    assert engine.slots.passes._replays.captures == captures
 
 
 def test_attention_that_asks_the_host_is_not_captured(decoder):  # noqa: F811
     parts = replace(Recipe.parse(recipe("static")).parts, launch=GraphLaunch())
     engine = Engine(decoder, parts)
     engine.reserve(3, 40, Settings(2))
-    assert engine.slots.most_captured == 0 and engine.parts.captures_joins is None
+    assert engine.slots.passes.most_captured == 0 and engine.parts.captures_joins is None
 
 
 def test_dummy_tokens_are_pads_where_nobody_looks():

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.slots import Slots
+from eet_lab.engine.slot_passes import SlotPasses
 from eet_lab.memory import POOLS, RELEASES
 from eet_lab.models import weights
 from eet_lab.models.config import Config
@@ -44,7 +44,7 @@ class Emulated:
 
     def __init__(self, decode: Decode, longest: int, counts: Counter) -> None:
         self._decode, self._longest, self._counts = decode, longest, counts
-        self._slots: Slots = decode.__self__  # type: ignore[attr-defined]
+        self._passes: SlotPasses = decode.__self__  # type: ignore[attr-defined]
         self._steps: dict[int, Captured] = {}
         self._warm = False
         counts["launches"] += 1
@@ -60,7 +60,7 @@ class Emulated:
             self._warm = True
 
     def _capture(self, max_kv: int) -> Captured:
-        memory, given = self._slots._engine.memory, []
+        memory, given = self._passes._engine.memory, []
 
         def empty(*args: Any, **keywords: Any) -> Tensor:
             out = type(memory).empty(memory, *args, **keywords)
@@ -77,7 +77,7 @@ class Emulated:
         return Captured(self._kind, self._addresses(), kept, given)
 
     def _replay(self, step: Captured, max_kv: int) -> None:
-        chunks = {chunk.data_ptr(): chunk.numel() for chunk in self._slots._engine.memory._chunks.values()}
+        chunks = {chunk.data_ptr(): chunk.numel() for chunk in self._passes._engine.memory._chunks.values()}
         assert self._kind == step.kind, "it chooses in another way, or tells more"
         assert self._addresses() == step.addresses, "something moved"
         assert not any(storage.expired() for storage in step.kept), "what it read is gone"
@@ -88,17 +88,17 @@ class Emulated:
 
     @property
     def _kind(self) -> tuple[Choice, bool]:
-        return self._slots._choice, self._slots._tells_logprobs
+        return self._passes._choice, self._passes._tells_logprobs
 
     def _addresses(self) -> list:
         return [(tensor.data_ptr(), tensor.stride()) for tensor in self._kept()]
 
     def _kept(self) -> list[Tensor]:
-        slots, cache = self._slots, self._slots._engine.cache
-        batch = slots._next._replace(max_kv=4)
+        passes, cache = self._passes, self._passes._engine.cache
+        batch = passes._next._replace(max_kv=4)
         kv = [part for number in range(cache.num_layers) for part in cache.layer(number, batch)]
         tables = [] if (table := cache.block_table) is None else [table]
-        return [*slots.table.buffer, *slots.table.sampling[1:], slots.table.begin, *kv, *tables]
+        return [*passes.table.buffer, *passes.table.sampling[1:], passes.table.begin, *kv, *tables]
 
 
 @dataclass(frozen=True)

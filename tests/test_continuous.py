@@ -16,7 +16,7 @@ from test_soak import held
 
 from eet_lab.bench import compare, ladder
 from eet_lab.bench.held_out import perplexity
-from eet_lab.engine import slots
+from eet_lab.engine import slot_passes, slots
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.stream import StepTokens
@@ -136,7 +136,7 @@ def test_each_gets_what_it_would_get_alone(decoder, alone, store, policy, hows):
 def test_tokens_that_fill_a_pass_up_are_no_rows(decoder, alone, store, monkeypatch):
     """As on a GPU, where passes have few sizes."""
     most = Recipe.parse(recipe(store)).parts.schedule.most_tokens(96)
-    monkeypatch.setattr(slots.Slots, "pass_size", lambda self, tokens: min(tokens + 5, most))
+    monkeypatch.setattr(slot_passes.SlotPasses, "pass_size", lambda self, tokens: min(tokens + 5, most))
     read = batches_of(monkeypatch)
     assert random_life(engine_of(decoder, store), alone, f"dummy tokens {store}", 15, MIXED) > 7
     assert 5 in {batch.num_dummy for batch in read}
@@ -144,8 +144,8 @@ def test_tokens_that_fill_a_pass_up_are_no_rows(decoder, alone, store, monkeypat
 
 def batches_of(monkeypatch) -> list:
     """Mixed passes from now on."""
-    read, sent = [], slots.Slots._sent
-    monkeypatch.setattr(slots.Slots, "_sent", lambda *given: read.append(sent(*given)) or read[-1])
+    read, sent = [], slot_passes.SlotPasses._sent
+    monkeypatch.setattr(slot_passes.SlotPasses, "_sent", lambda *given: read.append(sent(*given)) or read[-1])
     return read
 
 

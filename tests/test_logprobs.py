@@ -91,13 +91,13 @@ def test_a_step_without_them_does_nothing_for_them(decoder, monkeypatch):
     while not asked.done:
         engine.step()
     slots = engine._slots
-    monkeypatch.setattr(slots._logprobs, "write", lambda *given: pytest.fail("nobody wants them"))
+    monkeypatch.setattr(slots.passes.logprobs, "write", lambda *given: pytest.fail("nobody wants them"))
     while not other.done:
         engine.step()
     assert len(asked.logprobs) == 3 and other.logprobs == []
     again = engine_of(decoder)
     again.generate([[1]], Settings(3))
-    assert again._slots._logprobs is None, "nothing is held for them either"
+    assert again._slots.passes.logprobs is None, "nothing is held for them either"
 
 
 def test_no_pass_asks_the_memory_for_more(decoder):

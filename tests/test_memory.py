@@ -177,7 +177,7 @@ def test_what_is_handed_out_does_not_lie_in_the_arena(tiny):
     engine = Engine(tiny.decoder, Recipe.parse(PLANNED).parts)
     run = engine.generate([[1, 2, 3], [4]], Settings(4))
     spans = [(chunk.data_ptr(), chunk.data_ptr() + chunk.numel()) for chunk in engine.memory._chunks.values()]
-    for part in engine._slots.table.buffer:
+    for part in engine._slots.passes.table.buffer:
         assert not any(begin <= part.data_ptr() < end for begin, end in spans)
     assert all(type(token) is int for row in run.tokens for token in row)
     for chunk in engine.memory._chunks.values():

@@ -135,8 +135,9 @@ def test_what_is_shared_is_not_written_and_a_copy_holds_the_same(decoder, alone)
 
 def test_what_is_found_is_not_read_again(decoder, monkeypatch):
     engine, read = shared_engine(decoder), []
-    batch_of = engine._slots._sent
-    monkeypatch.setattr(engine._slots, "_sent", lambda rows, *more: (read.extend(rows), batch_of(rows, *more))[1])
+    passes = engine._slots.passes
+    batch_of = passes._sent
+    monkeypatch.setattr(passes, "_sent", lambda rows, *more: (read.extend(rows), batch_of(rows, *more))[1])
     for tail in (30, 31):
         finish(engine, engine.add([*STEM, tail, 40], Settings(2)))
     assert sum(row.count for row in read[:2]) == 22 and [row.start for row in read] == [0, 16, 20]

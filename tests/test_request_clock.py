@@ -10,7 +10,7 @@ from math import inf
 import pytest
 import torch
 
-from eet_lab.engine import slots, stream
+from eet_lab.engine import slot_passes, stream
 from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.meta_trace import MetaTracer
@@ -44,7 +44,7 @@ def slow(pass_time):
 
 
 def test_laying_out_the_prompts_counts(tiny, monkeypatch, slow):
-    monkeypatch.setattr(slots, "batch_of", slow(slots.batch_of))
+    monkeypatch.setattr(slot_passes, "batch_of", slow(slot_passes.batch_of))
     engine = Engine(tiny.decoder)
     for _ in range(2):
         events = []

@@ -10,7 +10,7 @@ from test_memory import PLANNED, drawn
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.slots import Slots
+from eet_lab.engine.slot_passes import SlotPasses
 from eet_lab.errors import OutOfMemory, PromptError
 from eet_lab.ops import reference
 from eet_lab.technique import Recipe
@@ -33,8 +33,8 @@ def test_after_a_reservation_no_smaller_request_allocates(tiny, recipe):
 
 
 def test_a_reservation_runs_a_decode_step_whatever_stops_a_row(tiny, monkeypatch):
-    steps, decode = [], Slots._decode
-    monkeypatch.setattr(Slots, "_decode", lambda self, max_kv: (steps.append(max_kv), decode(self, max_kv)))
+    steps, decode = [], SlotPasses._decode
+    monkeypatch.setattr(SlotPasses, "_decode", lambda self, max_kv: (steps.append(max_kv), decode(self, max_kv)))
     Engine(tiny.decoder, Recipe.parse(PLANNED).parts).reserve(2, 10, Settings(6, stop=tuple(range(499))))
     assert steps
 
@@ -48,10 +48,10 @@ def addresses(engine: Engine) -> list[int]:
 def test_slots_serve_every_batch_that_a_reservation_covers(tiny):
     engine, draw = Engine(tiny.decoder, Recipe.parse(PLANNED).parts), random.Random(2)
     engine.reserve(2, 50, Settings(8))
-    slots, tokens = engine._slots, engine._slots.table.buffer.tokens.data_ptr()
+    slots, tokens = engine._slots, engine._slots.passes.table.buffer.tokens.data_ptr()
     for _ in range(5):
         engine.generate(drawn(draw, 2, 50), Settings(draw.randint(1, 8)))
-        assert engine._slots is slots and slots.table.buffer.tokens.data_ptr() == tokens
+        assert engine._slots is slots and slots.passes.table.buffer.tokens.data_ptr() == tokens
     engine.generate(drawn(draw, 1, 50), Settings(8))
     assert engine._slots is not slots
     prompts = drawn(draw, 2, 50)

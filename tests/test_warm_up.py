@@ -11,7 +11,7 @@ from encoders import CONTEXT, ours
 from test_captured_encoders import PACKED, RECTANGLES, of_lengths, parts, recorded  # noqa: F401  a fixture
 from test_continuous import batches_of, recipe
 
-from eet_lab.engine import slots, tasks
+from eet_lab.engine import slot_passes, tasks
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -44,9 +44,9 @@ def test_a_pass_of_each_of_few_sizes_is_run_before_others_come(store, policy, co
     engine.reserve(parts.schedule.max_rows, columns - 2, Settings(2))
     engine.add([1], Settings(1))
     tokens = range(1, min(parts.schedule.most_tokens(columns), parts.schedule.max_rows * (columns - 1)) + 1)
-    assert [*map(engine.slots.pass_size, tokens)] == [*tokens], "a CPU has no use for sizes"
-    engine.slots.has_sizes = True
-    sizes = [*map(engine.slots.pass_size, tokens)]
+    assert [*map(engine.slots.passes.pass_size, tokens)] == [*tokens], "a CPU has no use for sizes"
+    engine.slots.passes.has_sizes = True
+    sizes = [*map(engine.slots.passes.pass_size, tokens)]
     assert all(0 <= size - few <= max(min(few, 63), 7, few / 16) for few, size in zip(tokens, sizes, strict=True))
     read = batches_of(monkeypatch)
     warm_up_decoder(engine)
@@ -57,7 +57,7 @@ def test_a_pass_of_each_of_few_sizes_is_run_before_others_come(store, policy, co
 
 
 def test_what_passes_are_told_apart_by():
-    assert linear.MOST_TILE_TOKENS <= slots.FEW_TOKENS and FEW <= slots.FEW_TOKENS
+    assert linear.MOST_TILE_TOKENS <= slot_passes.FEW_TOKENS and FEW <= slot_passes.FEW_TOKENS
     assert DECODE_STEPS <= AHEAD, "a host that waits would be told as one that works"
 
 

@@ -375,11 +375,11 @@ class Engine(BaseEngine[Decoder]):
     @property
     def captures(self) -> int:
         """Decode steps captured so far; 0 where the launch part captures nothing."""
-        return 0 if self._slots is None else self._slots.captures
+        return 0 if self._slots is None else self._slots.passes.captures
 
     def _void(self) -> None:
         for slots in self._all_slots.values():
-            slots.void()
+            slots.passes.void()
 
     def _free(self) -> None:
         self._drop_slots()

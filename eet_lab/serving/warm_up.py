@@ -65,15 +65,15 @@ def _warm_up(engine: Engine, cancel: Cancel | None, temperature: float) -> None:
     assert slots is not None
     longest = min(slots.schedule.chunk or slots.capacity, slots.capacity - 1)
     most = min(slots.schedule.most_tokens(slots.capacity), slots.num_slots * longest, MOST_TOKENS)
-    largest = {slots.pass_size(tokens): tokens for tokens in range(1, most + 1)}  # the most tokens of each size
-    for size, tokens in largest.items() if slots.has_sizes else ():
+    largest = {slots.passes.pass_size(tokens): tokens for tokens in range(1, most + 1)}  # the most tokens of each size
+    for size, tokens in largest.items() if slots.passes.has_sizes else ():
         kinds = dict[int, list[int]]()  # how the tokens are divided among requests
         for rows in range(-(-tokens // longest), min(tokens, slots.num_slots) + 1):
             lengths = [tokens // rows + (row < tokens % rows) for row in range(rows)]
             kinds.setdefault(longest_mixed(lengths[0]), lengths)
             if longest_mixed(1) in kinds:  # the last: more requests have shorter prompts
                 break
-        is_captured = size <= slots.most_captured
+        is_captured = size <= slots.passes.most_captured
         for lengths in [*kinds.values()] * 2 if is_captured else [*kinds.values()][:1]:
             run(lengths)
     run([longest], min(FEW_NEW_TOKENS, slots.capacity - longest))

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import eet_lab
-from eet_lab.engine.slots import Slots
+from eet_lab.engine.slot_passes import SlotPasses
 from eet_lab.models import Model
 from eet_lab.ops.types import Choice
 from eet_lab.serving.body_framing import MOST_HEAD
@@ -140,14 +140,14 @@ def test_memory_that_is_full_for_one_who_joins_ends_all_that_the_engine_had(
     served, client, generator, monkeypatch, slowed
 ):
     """It frees itself then: what was in flight is lost, and so is the room that was reserved for the next ones."""
-    right, broken, make_room = short(client), generator.engine, Slots._make_room
+    right, broken, make_room = short(client), generator.engine, SlotPasses.make_room
 
-    def full(slots, choice):
+    def full(passes, choice, tells_logprobs):
         if choice is Choice.LIMITED:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        make_room(slots, choice)
+        make_room(passes, choice, tells_logprobs)
 
-    monkeypatch.setattr(Slots, "_make_room", full)
+    monkeypatch.setattr(SlotPasses, "make_room", full)
     stream = iter(client.completions.create(model="demo", prompt="The", max_tokens=500, temperature=0, stream=True))
     assert next(stream).choices[0].text
     began = time.monotonic()
