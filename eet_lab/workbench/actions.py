@@ -73,7 +73,6 @@ class ActionController:
     its value (`_show`).
     """
 
-    QUESTION: ClassVar[str]
     page: Any
     _ask: Callable[[str, Any, threading.Event], None]
     _show: Callable[[str, Any, Any], None]
@@ -171,7 +170,7 @@ class ActionView(UiThread):
             for action in drained(self._inbox):
                 self.controller.press(action)
             for answer in self._background.take():
-                self.controller.take(answer)
+                answer.to(answer)
             self.controller.tick()
         except Exception as error:  # noqa: BLE001  told to the reader; this thread must live on
             self.controller.page.tell_error(error)

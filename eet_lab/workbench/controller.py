@@ -24,15 +24,12 @@ from eet_lab.workbench import jobs
 from eet_lab.workbench.choices import Choices, State
 from eet_lab.workbench.engine_thread import EngineThread, Work
 from eet_lab.workbench.forecast import NO_FORECAST, Fits
-from eet_lab.workbench.forecast import QUESTION as FORECAST
 from eet_lab.workbench.history import History
 from eet_lab.workbench.live import Device, TopRow, Watching
-from eet_lab.workbench.memory import QUESTION as PLANNERS
 from eet_lab.workbench.page import Page
-from eet_lab.workbench.results import QUESTION as KEPT
 from eet_lab.workbench.results import Results
 from eet_lab.workbench.serving_jobs import ModelWork
-from eet_lab.workbench.serving_view import JOBS, ServingController, ServingTab
+from eet_lab.workbench.serving_view import JOBS, ServingTab
 from eet_lab.workbench.threads import TICK_S, Answer, Background
 from eet_lab.workbench.views import bar
 from eet_lab.workbench.views.chosen import in_labels, inputs_state, techniques_state
@@ -74,12 +71,6 @@ class Controller:
         self.serving = ServingTab(
             self.page, lambda action: self.put(c.PressServing(action)), self.background, self._run_serving
         )
-        self._shown_by = {
-            ServingController.QUESTION: self.serving.answered,
-            FORECAST: self.fits.answered,
-            PLANNERS: self.results.memory.answered,
-            KEPT: self.results.answered,
-        }
         self.device = Device(self.page.live, self.engine.feed.probes, state.device)
         self.watching = Watching(self.page.live, self.device)
 
@@ -148,7 +139,7 @@ class Controller:
         changed = False
         for told in [*self.engine.take(), *self.background.take()]:
             try:
-                self._shown_by[told.name](told) if isinstance(told, Answer) else self.hear(told)
+                told.to(told) if isinstance(told, Answer) else self.hear(told)
             except Exception as error:  # noqa: BLE001  shown to the user; what was told after it counts as well
                 self.status.fail(error)
             changed |= not isinstance(told, StepEvent | e.Progress)
@@ -319,7 +310,7 @@ class Controller:
         if event.name == "load":
             self._loaded(event.value)
         elif event.name in JOBS.values():
-            self.serving.answered(Answer(event.name, None, event.value, event.error))
+            self.serving.answered(event.value, event.error)
         elif event.name == "take_timeline":
             self.results.put_timelines(event.value)
         else:

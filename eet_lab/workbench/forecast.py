@@ -16,7 +16,6 @@ from eet_lab.words import counted, sized
 from eet_lab.workbench.choices import State
 from eet_lab.workbench.threads import Answer, Background
 
-QUESTION = "forecast"
 PATIENCE_S = 0.3
 """A choice that stands this long is worth a meta trace."""
 MOVED = 0.05
@@ -83,7 +82,7 @@ class Fits:
         if work is None:
             self._forecasts, self._stale = None, False
         else:
-            self._background.ask(QUESTION, key, work, PATIENCE_S)
+            self._background.ask(self.answered, key, work, PATIENCE_S)
 
     def _free(self, model: Model) -> int:
         """Free bytes of the model's device, as they were when they last moved by much."""

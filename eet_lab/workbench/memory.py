@@ -15,7 +15,6 @@ from eet_lab.memory.replays import Placed, side_by_side
 from eet_lab.techniques.memory_reuse import PLANNER_WORDS
 from eet_lab.workbench.threads import Answer, Background
 
-QUESTION = "planners"
 AS_IT_RAN, AS_AN_ARENA = "as it ran", "as an arena would"
 """The run's own plan, and what one would be where it had none."""
 SIDE_BY_SIDE = "What each planner would hold for the tensors of this pass. Pick one of them to see where it puts them."
@@ -60,7 +59,7 @@ class MemoryTab:
         question = self._num_results, *self._key
         if self.open and self.runs and not busy and self._key not in self._placed and self._asked != question:
             self._asked, lifetimes = question, self._plan().lifetimes
-            self._background.ask(QUESTION, question, lambda: side_by_side(lifetimes))
+            self._background.ask(self.answered, question, lambda: side_by_side(lifetimes))
 
     def answered(self, answer: Answer) -> None:
         """The planners' plans; late ones, of another result or pass, are dropped."""

@@ -30,7 +30,6 @@ from eet_lab.workbench.threads import Answer, Background
 from eet_lab.workbench.views import answer
 from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, packed, runs_state
 
-QUESTION = "kept runs"
 LADDERS = 8
 """So many of the newest ladders are looked at for one of what is on the page."""
 TICKED = 2
@@ -117,7 +116,7 @@ class Results:
         self.memory.turn(busy)
         if not (busy or self._reading) and (files := self.history.unread()):
             self._reading = True
-            self._background.ask(QUESTION, None, lambda: self.history.read(files))
+            self._background.ask(self.answered, None, lambda: self.history.read(files))
 
     def answered(self, answer: Answer) -> None:
         """What kept files hold."""

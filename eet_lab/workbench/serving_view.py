@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -60,8 +60,6 @@ class ServingController(ActionController):
     `on_model` does what needs the model, and None is a page without one.
     """
 
-    QUESTION: ClassVar[str] = "serving"
-
     def __init__(
         self,
         asked: Asked,
@@ -95,7 +93,7 @@ class ServingController(ActionController):
     def _ask(self, action: str, asked: Asked, cancel: threading.Event) -> None:
         if action in WORK:
             work = partial(WORK[action], asked, self.table, self.progress, cancel)
-            self._background.ask(self.QUESTION, None, work)
+            self._background.ask(self.take, None, work)
             return
         if self._on_model is None:
             raise EETError("There is no model to run. Open the view with one: ServingView(model='demo').")
@@ -203,10 +201,10 @@ class ServingTab:
         if self.controller is not None:
             self.controller.tick()
 
-    def answered(self, answer: Answer) -> None:
-        """A simulation is done, or what the engine thread did for this page."""
+    def answered(self, value: Any, error: BaseException | None) -> None:
+        """The engine thread is done with what this page asked of it."""
         if self.controller is not None:
-            self.controller.take(answer)
+            self.controller.take(Answer(self.controller.take, None, value, error))
 
     def close(self) -> None:
         """Let what goes on end."""
@@ -287,4 +285,4 @@ class ServingView(ActionView):
     def _run_on_model(self, name: str, work: ModelWork, cancel: Cancel) -> None:
         assert self.model is not None
         done = partial(work, self.model, self._recipe, self.controller.progress, cancel)
-        self._background.ask(ServingController.QUESTION, None, done)
+        self._background.ask(self.controller.take, None, done)

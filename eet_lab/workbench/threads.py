@@ -1,7 +1,7 @@
 """The threads of a page of widgets: the ui thread, which alone writes widgets, and the one for work in the background.
 
 The first takes a turn ten times a second. The second does what is too slow for it, and not worth the engine thread's
-queue; of each name only the newest question counts: a slider that is dragged asks many times and is answered once.
+queue; of each asker only the newest question counts: a slider that is dragged asks many times and is answered once.
 """
 
 from __future__ import annotations
@@ -135,17 +135,20 @@ LOOK_S = 0.02
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a question: a value, or the error that it ended in."""
+    """What came of a question, for `to`, who asked it: a value, or the error that it ended in."""
 
-    name: str
+    to: Receiver
     key: Any
     value: Any
     error: BaseException | None = None
 
 
+Receiver = Callable[[Answer], None]
+
+
 @dataclass(frozen=True)
 class _Question:
-    name: str
+    to: Receiver
     key: Any
     work: Callable[[], Any]
     due: float
@@ -167,20 +170,20 @@ class Background:
     """Answers questions in a thread of its own. All but `wait_quiet` is for the ui thread, and none of it waits."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, _Question] = {}
+        self._asked: dict[Receiver, _Question] = {}
         self._answers: SimpleQueue[Answer] = SimpleQueue()
         self._changed = threading.Condition()
         self._at_work = self._held = self._closing = False
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
-    def ask(self, name: str, key: Any, work: Callable[[], Any], after_s: float = 0.0) -> None:
-        """Do `work` once `after_s` have passed without another question of that name.
+    def ask(self, to: Receiver, key: Any, work: Callable[[], Any], after_s: float = 0.0) -> None:
+        """Do `work` once `after_s` have passed without another question of `to`, which the answer is for.
 
         `key` comes back with the answer.
         """
         with self._changed:
-            self._asked[name] = _Question(name, key, work, time.monotonic() + after_s)
+            self._asked[to] = _Question(to, key, work, time.monotonic() + after_s)
             self._changed.notify_all()
 
     def take(self) -> list[Answer]:
@@ -221,9 +224,9 @@ class Background:
     def _run(self) -> None:
         while (question := self._next()) is not None:
             try:
-                answer = Answer(question.name, question.key, question.work())
+                answer = Answer(question.to, question.key, question.work())
             except Exception as error:  # noqa: BLE001  told to the user by the ui thread; this one must live on
-                answer = Answer(question.name, question.key, None, error)
+                answer = Answer(question.to, question.key, None, error)
             with self._changed:
                 self._answers.put(answer)
                 self._at_work = False
@@ -239,6 +242,6 @@ class Background:
                 wait_s = None if first is None else first.due - time.monotonic()
                 if first is not None and wait_s is not None and wait_s <= 0:
                     self._at_work = True
-                    return self._asked.pop(first.name)
+                    return self._asked.pop(first.to)
                 self._changed.wait(wait_s)
         return None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, ClassVar
+from typing import Any
 
 from eet_lab.bench.train_compare import TrainComparison, TrainLadder
 from eet_lab.errors import TrainingError
@@ -28,8 +28,6 @@ from eet_lab.workbench.train_page import TrainPage
 
 class TrainController(ActionController):
     """The page, and what came of its last run and of its last comparison."""
-
-    QUESTION: ClassVar[str] = "training"
 
     def __init__(self, model: Model, asked: TrainAsked, put: Callable[[str], None], background: Background) -> None:
         super().__init__(background)
@@ -74,7 +72,7 @@ class TrainController(ActionController):
                 )
             self._looks = SimpleQueue()
             work = partial(train_model, self.model, asked, action == "resume", self._looks.put)
-        self._background.ask(self.QUESTION, None, partial(work, self.progress, cancel))
+        self._background.ask(self.take, None, partial(work, self.progress, cancel))
         self.page.begin(compares)
 
     def _show(self, action: str, asked: TrainAsked, value: Any) -> None:

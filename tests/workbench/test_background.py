@@ -9,34 +9,42 @@ import pytest
 
 from eet_lab.workbench import Workbench
 from eet_lab.workbench import commands as c
-from eet_lab.workbench.threads import Background
+from eet_lab.workbench.threads import Answer, Background, Receiver
 from workbench.driving import answers, do, turn, turn_until
 
 
-def test_only_the_newest_question_of_a_name_is_answered(background: Background) -> None:
+def slider(answer: Answer) -> None:
+    """Asks in the background, and is told."""
+
+
+def slow(answer: Answer) -> None:
+    """Asks for what takes long."""
+
+
+def test_only_the_newest_question_of_an_asker_is_answered(background: Background) -> None:
     done: list[int] = []
     for number in range(20):
-        background.ask("slider", number, lambda number=number: done.append(number) or number, after_s=0.05)
+        background.ask(slider, number, lambda number=number: done.append(number) or number, after_s=0.05)
     assert not background.idle
-    assert [(a.name, a.key, a.value) for a in answers(background, 1)] == [("slider", 19, 19)]
+    assert [(a.to, a.key, a.value) for a in answers(background, 1)] == [(slider, 19, 19)]
     assert done == [19] and background.idle
 
 
 def test_an_error_is_an_answer_and_the_thread_lives_on(background: Background) -> None:
-    background.ask("a", 0, lambda: 1 / 0)
+    background.ask(slider, 0, lambda: 1 / 0)
     [failed] = answers(background, 1)
     assert isinstance(failed.error, ZeroDivisionError)
-    background.ask("a", 1, threading.current_thread)
+    background.ask(slider, 1, threading.current_thread)
     [answer] = answers(background, 1)
     assert answer.value.name == "eet-background"
 
 
 def test_who_is_held_begins_nothing_and_who_waits_sees_the_end(background: Background) -> None:
     begun, ended, stop, order = threading.Event(), threading.Event(), threading.Event(), list[str]()
-    background.ask("slow", 0, lambda: (begun.set(), ended.wait(5), order.append("slow")))
+    background.ask(slow, 0, lambda: (begun.set(), ended.wait(5), order.append("slow")))
     assert begun.wait(5)
     background.hold()
-    background.ask("next", 0, lambda: order.append("next"))
+    background.ask(slider, 0, lambda: order.append("next"))
     stop.set()
     assert not background.wait_quiet(stop), "given up"
     waiting = threading.Thread(target=lambda: order.append(f"quiet: {background.wait_quiet(threading.Event())}"))
@@ -54,8 +62,8 @@ def test_a_run_begins_when_nothing_is_computed_beside_it(bench: Workbench) -> No
     """And the page goes on meanwhile: it is the run that waits."""
     turn_until(bench, lambda: bench.controller.background.idle)
     begun, end, ran = threading.Event(), threading.Event(), []
-    bench.controller.background.ask("slow", 0, lambda: (begun.set(), end.wait(20)))
-    bench.controller._shown_by["slow"] = lambda answer: ran.append(bench.controller.page.live.latency.points)
+    points: Receiver = lambda answer: ran.append(bench.controller.page.live.latency.points)  # noqa: E731
+    bench.controller.background.ask(points, 0, lambda: (begun.set(), end.wait(20)))
     assert begun.wait(5)
     bench.controller.put(c.Run())
     turn_until(bench, lambda: "in the background" in bench.controller.status.text)
@@ -74,8 +82,7 @@ def test_a_run_begins_when_nothing_is_computed_beside_it(bench: Workbench) -> No
 def test_a_run_that_waits_can_be_stopped(bench: Workbench) -> None:
     begun, end = threading.Event(), threading.Event()
     turn_until(bench, lambda: bench.controller.background.idle)
-    bench.controller.background.ask("slow", 0, lambda: (begun.set(), end.wait(20)))
-    bench.controller._shown_by["slow"] = lambda answer: None
+    bench.controller.background.ask(slow, 0, lambda: (begun.set(), end.wait(20)))
     assert begun.wait(5)
     bench.controller.put(c.Compare())
     turn_until(bench, lambda: bench.controller.busy)

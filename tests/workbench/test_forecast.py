@@ -110,7 +110,7 @@ def test_the_forecast_follows_the_choices_and_drops_what_is_late(background: Bac
     fits, asked = Fits(background), []
     for key in range(5):
         fits._ask(key, lambda key=key: asked.append(key) or Forecasts(forecast(200), None))
-    fits.answered(Answer("forecast", 3, Forecasts(forecast(80), None)))
+    fits.answered(Answer(fits.answered, 3, Forecasts(forecast(80), None)))
     assert fits.state()["summary"] == ""
     [answer] = answers(background, 1)
     fits.answered(answer)

@@ -20,7 +20,7 @@ from eet_lab.workbench import Workbench, jobs
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.engine_thread import Feed, Kept
 from eet_lab.workbench.memory import MemoryTab
-from eet_lab.workbench.threads import Answer
+from eet_lab.workbench.threads import Answer, Receiver
 from workbench.driving import do, errors, shown, turn_until
 
 
@@ -116,10 +116,10 @@ def test_planners_of_the_result_before_are_not_shown_for_this_one() -> None:
 
     class Questions:
         def __init__(self) -> None:
-            self.asked: list[tuple[str, Any, Any]] = []
+            self.asked: list[tuple[Receiver, Any, Any]] = []
 
-        def ask(self, name: str, key: Any, work: Any) -> None:
-            self.asked.append((name, key, work))
+        def ask(self, to: Receiver, key: Any, work: Any) -> None:
+            self.asked.append((to, key, work))
 
     questions = Questions()
     tab = MemoryTab(questions)
@@ -127,7 +127,7 @@ def test_planners_of_the_result_before_are_not_shown_for_this_one() -> None:
         tab.put_up({"selection": kept(num_bytes)})
         tab.open = True
         tab.turn(busy=False)
-    late, present = (Answer(name, key, work()) for name, key, work in questions.asked)
+    late, present = (Answer(to, key, work()) for to, key, work in questions.asked)
     tab.answered(late)
     assert not tab._placed
     tab.answered(present)
@@ -136,13 +136,13 @@ def test_planners_of_the_result_before_are_not_shown_for_this_one() -> None:
 
 def test_planners_that_fail_are_told_once_and_not_waited_for() -> None:
     asked: list[Any] = []
-    tab = MemoryTab(SimpleNamespace(ask=lambda name, key, work: asked.append(key)))  # type: ignore[arg-type]
+    tab = MemoryTab(SimpleNamespace(ask=lambda to, key, work: asked.append(key)))  # type: ignore[arg-type]
     tab.put_up({"selection": kept(256)})
     tab.open = True
     tab.turn(busy=False)
     assert "Asking" in str(tab.tables())
     with pytest.raises(ZeroDivisionError):
-        tab.answered(Answer("planners", asked[0], None, ZeroDivisionError()))
+        tab.answered(Answer(tab.answered, asked[0], None, ZeroDivisionError()))
     tab.turn(busy=False)
     assert "Asking" not in str(tab.tables()) and len(asked) == 1
 
