@@ -14,7 +14,7 @@ from typing import Any
 
 from eet_lab.bench import Comparison, Ladder
 from eet_lab.engine.generation import StepEvent
-from eet_lab.errors import EETError, PromptError, RecipeError
+from eet_lab.errors import Cancelled, EETError, PromptError, RecipeError
 from eet_lab.labels import with_labels
 from eet_lab.models import Model
 from eet_lab.progress import Cancel
@@ -57,7 +57,7 @@ class Controller:
     def __init__(self, state: State, devices: list[str], history: History) -> None:
         self.state, self.devices = state, devices
         self.model: Model | None = None
-        self.busy = self.stopping = self.large = False
+        self.busy = self.large = False
         self._job_name = ""
         self.status, self.choices = bar.Status(state), Choices(state)
         self._inbox: SimpleQueue[Any] = SimpleQueue()
@@ -87,6 +87,11 @@ class Controller:
         # In this order: a command leaves the inbox within a turn, and whatever it starts is known at the turn's end.
         waits = not self._inbox.empty() or self._later or self._turning
         return not (waits or self.busy or self.serving.busy) and self.choices.settled
+
+    @property
+    def stopping(self) -> bool:
+        """The present job has been asked to end."""
+        return self.busy and self.engine.cancel.is_set()
 
     def close(self) -> None:
         """End the threads: the engine's, the background's and the sampler's."""
@@ -198,7 +203,6 @@ class Controller:
     def _stop(self) -> None:
         """What runs; nothing where it has just ended."""
         if self.busy:
-            self.stopping = True
             self.engine.stop()
 
     def _run_serving(self, action: str, work: ModelWork, _: Cancel) -> None:
@@ -266,10 +270,10 @@ class Controller:
 
     def _submit(self, name: str, work: Work) -> None:
         self.status.forgive()
-        self.busy, self.stopping, self._job_name = True, False, name
+        self.busy, self._job_name = True, name
         self.status.text = f"{jobs.loading(self.state.model) if name == 'load' else BEGUN[name]}…"
         self.status.clock.start()
-        self.engine.submit(name, work)
+        self.engine.submit(self._finished, name, work)
 
     # What the engine thread tells
 
@@ -291,32 +295,31 @@ class Controller:
                 self.watching.keep(event)
             case Comparison() | Ladder():
                 self.results.provisional(event)
-            case e.Finished():
-                self._finished(event)
 
-    def _finished(self, event: e.Finished) -> None:
-        others = ("load", *JOBS.values())
-        before = event.value is None and self.results.latest is not None and event.name not in others
-        self.watching.leave(in_vain=before and event.name != "take_timeline")
+    def _finished(self, answer: Answer) -> None:
+        """A job is over: the one that `answer.key` names."""
+        of_serving = answer.key in JOBS.values()
+        before = answer.value is None and self.results.latest is not None and not of_serving and answer.key != "load"
+        self.watching.leave(in_vain=before and answer.key != "take_timeline")
         self.background.resume()
         self.fits.forget_free()
-        stopped, self.busy, self.stopping, self._job_name = self.stopping, False, False, ""
-        name = event.name.replace("_", " ")
-        self.status.text = f"{name} done in {event.seconds:.1f} s"
+        stopped, self.busy, self._job_name = self.stopping, False, ""
+        name = answer.key.replace("_", " ")
+        self.status.text = f"{name} done in {answer.seconds:.1f} s"
         if stopped:
-            self.status.text = f"{name.capitalize()} was stopped after {event.seconds:.1f} s."
+            self.status.text = f"{name.capitalize()} was stopped after {answer.seconds:.1f} s."
             self.status.text += " The result below is the previous one." if before else ""
             self.status.remark = self.status.text
-        if event.name == "load":
-            self._loaded(event.value)
-        elif event.name in JOBS.values():
-            self.serving.answered(event.value, event.error)
-        elif event.name == "take_timeline":
-            self.results.put_timelines(event.value)
+        if answer.key == "load":
+            self._loaded(answer.value)
+        elif of_serving:
+            self.serving.answered(answer)
+        elif answer.key == "take_timeline":
+            self.results.put_timelines(answer.value)
         else:
-            self.results.finish(event.value, self.watching.monitor, self.watching.memory)
-        if event.error is not None and event.name not in JOBS.values():
-            self.status.fail(event.error)
+            self.results.finish(answer.value, self.watching.monitor, self.watching.memory)
+        if not (of_serving or answer.error is None or isinstance(answer.error, Cancelled)):
+            self.status.fail(answer.error)
 
     def _loaded(self, model: Model | None) -> None:
         """The new model; None: it could not be loaded, and the one before stays."""

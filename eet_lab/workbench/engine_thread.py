@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
@@ -15,13 +15,8 @@ from eet_lab.bench import Comparison, Ladder
 from eet_lab.bench.run_memory import RunMemory
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import StepEvent
-from eet_lab.errors import Cancelled
 from eet_lab.threads import num_cpu_threads
-from eet_lab.workbench.threads import drained
-
-THREAD_NAME = "eet-engine"
-PATIENCE_S = 10.0
-"""A download cannot be stopped: its thread is left to end by itself. All else looks at `cancel` far sooner."""
+from eet_lab.workbench.threads import Background, Receiver
 
 
 @dataclass(frozen=True)
@@ -57,24 +52,14 @@ class Kept:
     memory: RunMemory
 
 
-@dataclass(frozen=True)
-class Finished:
-    """The job is over. `error` is what ended it, if anything; `seconds` how long it took."""
-
-    name: str
-    value: Any
-    error: BaseException | None
-    seconds: float
-
-
-Event: TypeAlias = Progress | Named | Phase | StepEvent | Kept | Comparison | Ladder | Finished
+Event: TypeAlias = Progress | Named | Phase | StepEvent | Kept | Comparison | Ladder
 """A step is one that the engine has finished; a comparison or a ladder is what is measured so far."""
 
 
 class Feed:
     """What a job tells: it only appends to a queue."""
 
-    def __init__(self, events: SimpleQueue[Event]) -> None:
+    def __init__(self, events: SimpleQueue[Any]) -> None:
         self._events = events
         self._engine: Engine | None = None
         self._weights_bytes = self.loaded_bytes = 0
@@ -113,53 +98,38 @@ class Feed:
 Work = Callable[[Feed, threading.Event], Any]
 
 
-class EngineThread:
-    """One thread, one job at a time. `events` is where the ui thread reads."""
+class EngineThread(Background):
+    """One thread, one job at a time, which tells events before its answer. The ui thread calls it."""
+
+    PATIENCE_S = 10.0
+    """A download cannot be stopped: its thread is left to end by itself. All else looks at `cancel` far sooner."""
 
     def __init__(self) -> None:
-        self.events: SimpleQueue[Event] = SimpleQueue()
-        self.feed = Feed(self.events)
+        super().__init__("eet-engine")
+        self.feed = Feed(self._answers)
         self.cancel = threading.Event()
-        self._jobs: SimpleQueue[tuple[str, Work] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-        self._thread.start()
 
-    def submit(self, name: str, work: Work) -> None:
-        """Do `work(feed, cancel)` when what came before is done; its end is told as Finished."""
+    def submit(self, to: Receiver, name: str, work: Work) -> None:
+        """Do `work(feed, cancel)`; the answer for `to` has the `name` as its key."""
         self.cancel.clear()
-        self._jobs.put((name, work))
+        self.ask(to, name, partial(self._do, work))
 
     def stop(self) -> None:
         """Ask the present job to end."""
         self.cancel.set()
 
-    def take(self) -> list[Event]:
-        """All events since the last call."""
-        return drained(self.events)
-
     def close(self) -> None:
-        """End the present job and the thread, and wait for it a while."""
-        self._jobs.put(None)
-        self.cancel.set()
-        self._thread.join(PATIENCE_S)
+        self.stop()
+        super().close()
 
-    def _run(self) -> None:
+    def _do(self, work: Work) -> Any:
         # torch's setting is per thread: one made elsewhere does not hold here. A core is left to the page and the ui.
         torch.set_num_threads(num_cpu_threads())
         # Of pandas, plotly uses whatever another thread has imported so far, and fails on half of it. A job may import
         # it, with PyTorch's compiler.
         import pandas  # noqa: F401
 
-        while (job := self._jobs.get()) is not None:
-            name, work = job
-            start = time.perf_counter()
-            value, error = None, None
-            try:
-                value = work(self.feed, self.cancel)
-            except Cancelled:
-                pass  # what the user asked for; the job ends without a result
-            except BaseException as caught:  # noqa: BLE001  told to the user by the ui thread; this one must live on
-                error = caught
+        try:
+            return work(self.feed, self.cancel)
+        finally:
             self.feed.engine(None)
-            self.events.put(Finished(name, value, error, time.perf_counter() - start))
-            del value, error, work, job  # nothing of a run stays alive because of this frame

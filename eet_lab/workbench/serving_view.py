@@ -201,10 +201,10 @@ class ServingTab:
         if self.controller is not None:
             self.controller.tick()
 
-    def answered(self, value: Any, error: BaseException | None) -> None:
+    def answered(self, answer: Answer) -> None:
         """The engine thread is done with what this page asked of it."""
         if self.controller is not None:
-            self.controller.take(Answer(self.controller.take, None, value, error))
+            self.controller.take(answer)
 
     def close(self) -> None:
         """Let what goes on end."""

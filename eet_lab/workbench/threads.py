@@ -127,8 +127,6 @@ def _end_all() -> None:
         kinds += kind.__subclasses__()
 
 
-THREAD_NAME = "eet-background"
-PATIENCE_S = 5.0
 LOOK_S = 0.02
 """How often who waits for quiet looks whether to give up."""
 
@@ -141,6 +139,7 @@ class Answer:
     key: Any
     value: Any
     error: BaseException | None = None
+    seconds: float = 0.0
 
 
 Receiver = Callable[[Answer], None]
@@ -169,12 +168,15 @@ def drained(queue: SimpleQueue[T]) -> list[T]:
 class Background:
     """Answers questions in a thread of its own. All but `wait_quiet` is for the ui thread, and none of it waits."""
 
-    def __init__(self) -> None:
+    PATIENCE_S: ClassVar[float] = 5.0
+    """How long its last work is waited for at the end."""
+
+    def __init__(self, name: str = "eet-background") -> None:
         self._asked: dict[Receiver, _Question] = {}
-        self._answers: SimpleQueue[Answer] = SimpleQueue()
+        self._answers: SimpleQueue[Any] = SimpleQueue()
         self._changed = threading.Condition()
         self._at_work = self._held = self._closing = False
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def ask(self, to: Receiver, key: Any, work: Callable[[], Any], after_s: float = 0.0) -> None:
@@ -186,8 +188,8 @@ class Background:
             self._asked[to] = _Question(to, key, work, time.monotonic() + after_s)
             self._changed.notify_all()
 
-    def take(self) -> list[Answer]:
-        """All answers since the last call."""
+    def take(self) -> list[Any]:
+        """All answers since the last call, and what else a kind tells, in the order in which it was told."""
         return drained(self._answers)
 
     def hold(self) -> None:
@@ -219,19 +221,20 @@ class Background:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(self.PATIENCE_S)
 
     def _run(self) -> None:
         while (question := self._next()) is not None:
+            begun, value, error = time.perf_counter(), None, None
             try:
-                answer = Answer(question.to, question.key, question.work())
-            except Exception as error:  # noqa: BLE001  told to the user by the ui thread; this one must live on
-                answer = Answer(question.to, question.key, None, error)
+                value = question.work()
+            except BaseException as caught:  # noqa: BLE001  told to the user by the ui thread; this one must live on
+                error = caught
             with self._changed:
-                self._answers.put(answer)
+                self._answers.put(Answer(question.to, question.key, value, error, time.perf_counter() - begun))
                 self._at_work = False
                 self._changed.notify_all()
-            del question, answer  # they hold a model, and the next question may be long in coming
+            del question, value, error  # they hold a model, and the next question may be long in coming
 
     def _next(self) -> _Question | None:
         """The question that is due first, once it is and may be begun; None at the end."""

@@ -11,6 +11,7 @@ from conftest import CHROMIUM
 
 from eet_lab.bench import Comparison, Ladder
 from eet_lab.workbench import Workbench
+from eet_lab.workbench.engine_thread import EngineThread
 from eet_lab.workbench.threads import Background
 from workbench.driving import PROMPTS, threads, turn_until
 from workbench.page_harness import Open, html
@@ -20,8 +21,8 @@ from workbench.page_states import States
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads are waited for as long as they need at the end, where a busy machine holds up what they are doing."""
-    for module in ("threads", "engine_thread"):
-        monkeypatch.setattr(f"eet_lab.workbench.{module}.PATIENCE_S", 60.0)
+    for kind in (Background, EngineThread):
+        monkeypatch.setattr(kind, "PATIENCE_S", 60.0)
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ import pytest
 from cost_tables import TURBO_2060
 
 from eet_lab.errors import ModelError, PromptError, RecipeError
-from eet_lab.workbench import Workbench, engine_thread
+from eet_lab.workbench import Workbench
 from eet_lab.workbench import commands as c
+from eet_lab.workbench.engine_thread import EngineThread
 from eet_lab.workbench.rows import SIDECAR
 from eet_lab.workbench.serving_view import ServingView
 from eet_lab.workbench.train_view import TrainView
@@ -102,9 +103,10 @@ def test_closing_waits_for_a_turn_that_starts_a_sampler(
 
 def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A download cannot be stopped."""
-    monkeypatch.setattr(engine_thread, "PATIENCE_S", 0.1)
-    busy, downloaded = engine_thread.EngineThread(), threading.Event()
-    busy.submit("load", lambda feed, cancel: downloaded.wait(20))
+    monkeypatch.setattr(EngineThread, "PATIENCE_S", 0.1)
+    busy, begun_to_load, downloaded = EngineThread(), threading.Event(), threading.Event()
+    busy.submit(lambda answer: None, "load", lambda feed, cancel: (begun_to_load.set(), downloaded.wait(20)))
+    assert begun_to_load.wait(20)
     begun = time.monotonic()
     busy.close()
     assert time.monotonic() - begun < 5

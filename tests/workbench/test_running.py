@@ -356,7 +356,7 @@ def test_what_fails_while_it_is_heard_loses_nothing_behind_it(
 
     monkeypatch.setattr(bench.controller.watching, "name", fail)
     for event in (Named(["a", "b"]), Progress(0, 0, "heard all the same")):
-        bench.controller.engine.events.put(event)
+        bench.controller.engine.feed.tell(event)
     turn(bench)
     assert "no name for it" in errors(bench) and bench.controller.status.text == "heard all the same"
 
