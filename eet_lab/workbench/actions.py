@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import ipywidgets as W
 
-from eet_lab.errors import Cancelled, EETError, check_known
+from eet_lab.errors import Cancelled, EETError
 from eet_lab.figures.theme import error_card
 from eet_lab.workbench.threads import STOP, Answer, Background, UiThread, drained
 
@@ -69,8 +69,8 @@ class ActionPage:
 class ActionController:
     """Begins what a button asks for, one thing at a time, and shows what came of it.
 
-    `press`, `take` and `tick` are for the ui thread. A kind has its work done, or raises EETError (`_ask`), and shows
-    its value (`_show`).
+    `inbox` takes actions from any thread; all else is for the ui thread. A kind has its work done, or raises EETError
+    (`_ask`), and shows its value (`_show`).
     """
 
     page: Any
@@ -79,6 +79,7 @@ class ActionController:
 
     def __init__(self, background: Background) -> None:
         self._background = background
+        self.inbox: SimpleQueue[str] = SimpleQueue()
         self._cancel = threading.Event()
         self.action = ""
         """What is being done; "" for nothing."""
@@ -90,9 +91,16 @@ class ActionController:
         """Whether something is asked for that was not answered."""
         return bool(self.action)
 
-    def press(self, action: str) -> None:
+    def turn(self) -> bool:
+        """Do what buttons ask for, and show how far it is; whether there was anything to do."""
+        pressed = drained(self.inbox)
+        for action in pressed:
+            self._press(action)
+        self.tick()
+        return bool(pressed)
+
+    def _press(self, action: str) -> None:
         """Begin what a button asks for, or stop what goes on: nothing begins beside it. Errors are told on the page."""
-        check_known(EETError, "action", action, self.page.ACTIONS)
         if action == STOP:
             self.stop()
         if action == STOP or self.busy:
@@ -140,13 +148,12 @@ class ActionView(UiThread):
 
     controller: Any
 
-    def _show_page(self, make: Callable[[Callable[[str], None], Background], Any]) -> None:
+    def _show_page(self, make: Callable[[Background], Any]) -> None:
         """Take the place of the one that is open, with the controller that `make` makes."""
-        self._inbox: SimpleQueue[str] = SimpleQueue()
         self._turning = False
         self._make_room()
         self._background = Background()
-        self.controller = make(self._inbox.put, self._background)
+        self.controller = make(self._background)
         self._open(self.controller.page.box.add_class("eet-bench"))
 
     def press(self, action: str) -> None:
@@ -155,11 +162,11 @@ class ActionView(UiThread):
         EETError for another action, after `close`, and while something else runs.
         """
         self._check_press(action, self.controller.page.ACTIONS, self.busy)
-        self._inbox.put(action)
+        self.controller.inbox.put(action)
 
     def _is_idle(self) -> bool:
         # In this order: an action leaves the inbox within a turn, and what it begins is known at the turn's end.
-        return self._inbox.empty() and not self._turning and not self.controller.busy
+        return self.controller.inbox.empty() and not self._turning and not self.controller.busy
 
     def _told(self) -> str:
         return self.controller.action
@@ -167,11 +174,9 @@ class ActionView(UiThread):
     def _turn(self) -> None:
         self._turning = True
         try:
-            for action in drained(self._inbox):
-                self.controller.press(action)
             for answer in self._background.take():
                 answer.to(answer)
-            self.controller.tick()
+            self.controller.turn()
         except Exception as error:  # noqa: BLE001  told to the reader; this thread must live on
             self.controller.page.tell_error(error)
         self._turning = False

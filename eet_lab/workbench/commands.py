@@ -116,12 +116,6 @@ class ShowServing(Command):
     on: bool
 
 
-class PressServing(Command):
-    """A button of the page for serving."""
-
-    action: str
-
-
 class DismissError(Command):
     """Take down the card of what failed."""
 

@@ -5,6 +5,7 @@ A turn: do what the user asked for (the inbox), take in what the engine thread t
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -68,9 +69,7 @@ class Controller:
         self.background, self.engine = Background(), EngineThread()
         self.fits = Fits(self.background)
         self.results = Results(self.page, history, self.background)
-        self.serving = ServingTab(
-            self.page, lambda action: self.put(c.PressServing(action)), self.background, self._run_serving
-        )
+        self.serving = ServingTab(self.page, self.background, self._run_serving)
         self.device = Device(self.page.live, self.engine.feed.probes, state.device)
         self.watching = Watching(self.page.live, self.device)
 
@@ -85,7 +84,7 @@ class Controller:
     def idle(self) -> bool:
         """Nothing is asked for, running, or still to be loaded."""
         # In this order: a command leaves the inbox within a turn, and whatever it starts is known at the turn's end.
-        waits = not self._inbox.empty() or self._later or self._turning
+        waits = not self._inbox.empty() or self.serving.waits or self._later or self._turning
         return not (waits or self.busy or self.serving.busy) and self.choices.settled
 
     @property
@@ -149,8 +148,7 @@ class Controller:
                 self.status.fail(error)
             changed |= not isinstance(told, StepEvent | e.Progress)
         self.results.turn(self.busy)
-        self.serving.turn()
-        return changed
+        return self.serving.turn() or changed
 
     def _begin_later(self) -> None:
         """What was asked for while the model was loading; it is told where no model came."""
@@ -181,10 +179,6 @@ class Controller:
                 self._stop()
             case c.ShowServing(on):
                 self.serving.show(on)
-            case c.PressServing(action):
-                self.serving.press(action)
-                if action == "stop" and self._job_name in JOBS.values():
-                    self._stop()
             case c.LargerType(on):
                 self.large = on
                 self.page.larger(on)
@@ -205,11 +199,8 @@ class Controller:
         if self.busy:
             self.engine.stop()
 
-    def _run_serving(self, action: str, work: ModelWork, _: Cancel) -> None:
-        """Have the engine thread measure or serve the model; EETError where it is not there, or something runs.
-
-        Whatever stops the page's work stops the engine thread's, so that one's own `stop` is enough.
-        """
+    def _run_serving(self, action: str, work: ModelWork, cancel: threading.Event) -> None:
+        """Have the engine thread measure or serve the model; EETError where it is not there, or something runs."""
         if self.model is None or self.busy or not self.choices.settled:
             raise EETError(f"{action} cannot start while a model is loaded or something runs: wait, or press Stop.")
         model, recipe, said = self.model, self.state.recipe(), self.serving.progress
@@ -217,7 +208,7 @@ class Controller:
         def job(feed: e.Feed, stop: Cancel) -> Any:
             return work(model, recipe, said(feed.progress), stop)
 
-        self._submit_alone(JOBS[action], model, job)
+        self._submit_alone(JOBS[action], model, job, cancel)
 
     def _ask(self, command: Jobs) -> None:
         """Begin a job; later, if the model is still on its way. One that runs or waits was pressed twice."""
@@ -264,16 +255,16 @@ class Controller:
         state = self.state
         return jobs.Job(model, list(state.prompts), state.recipe(), state.settings(model), state.repeats or None)
 
-    def _submit_alone(self, name: str, model: Model, work: Work) -> None:
+    def _submit_alone(self, name: str, model: Model, work: Work, cancel: threading.Event | None = None) -> None:
         self.background.hold()
-        self._submit(name, jobs.undisturbed(model, self.background.wait_quiet, work))
+        self._submit(name, jobs.undisturbed(model, self.background.wait_quiet, work), cancel)
 
-    def _submit(self, name: str, work: Work) -> None:
+    def _submit(self, name: str, work: Work, cancel: threading.Event | None = None) -> None:
         self.status.forgive()
         self.busy, self._job_name = True, name
         self.status.text = f"{jobs.loading(self.state.model) if name == 'load' else BEGUN[name]}…"
         self.status.clock.start()
-        self.engine.submit(self._finished, name, work)
+        self.engine.submit(self._finished, name, work, cancel or threading.Event())
 
     # What the engine thread tells
 

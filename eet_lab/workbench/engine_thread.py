@@ -109,9 +109,9 @@ class EngineThread(Background):
         self.feed = Feed(self._answers)
         self.cancel = threading.Event()
 
-    def submit(self, to: Receiver, name: str, work: Work) -> None:
+    def submit(self, to: Receiver, name: str, work: Work, cancel: threading.Event) -> None:
         """Do `work(feed, cancel)`; the answer for `to` has the `name` as its key."""
-        self.cancel.clear()
+        self.cancel = cancel
         self.ask(to, name, partial(self._do, work))
 
     def stop(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -158,7 +159,7 @@ def against_load(asked: Asked, table: CostTable, progress: Progress, cancel: Can
 
 ModelWork: TypeAlias = Callable[[Model, Recipe, Progress, Cancel], Any]
 """Work on a model under a recipe."""
-RunOnModel: TypeAlias = Callable[[str, ModelWork, Cancel], None]
+RunOnModel: TypeAlias = Callable[[str, ModelWork, threading.Event], None]
 """Has such work done for an action, until the last is set; its answer comes later. EETError where it cannot be."""
 
 

@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 from eet_lab.errors import CostError, EETError, TrafficError
 from eet_lab.figures.serving import batches, cost_surface, latency_against_load, simulated_beside_measured
 from eet_lab.models import Model, load
-from eet_lab.progress import Cancel, Progress
+from eet_lab.progress import Progress
 from eet_lab.scheduling.cost import CostTable, DecoderCost, EncoderCost
 from eet_lab.scheduling.cost_files import load_cost
 from eet_lab.scheduling.served import Served
@@ -56,17 +56,11 @@ LOOKS = 2000
 class ServingController(ActionController):
     """The page, the cost table, and what came of them.
 
-    `put` is called with an action by the page's buttons, on any thread. Simulations are asked of `background`;
-    `on_model` does what needs the model, and None is a page without one.
+    Simulations are asked of `background`; `on_model` does what needs the model, and None is a page without one.
     """
 
     def __init__(
-        self,
-        asked: Asked,
-        table: CostTable,
-        put: Callable[[str], None],
-        background: Background,
-        on_model: RunOnModel | None = None,
+        self, asked: Asked, table: CostTable, background: Background, on_model: RunOnModel | None = None
     ) -> None:
         super().__init__(background)
         self.table = table
@@ -74,7 +68,7 @@ class ServingController(ActionController):
         self.measured: dict[str, Measured] = {}
         """What was served for real, by the name of the policy."""
         self.figures: dict[str, go.Figure] = {}
-        self.page = ServingPage(asked, table, put, with_model=on_model is not None)
+        self.page = ServingPage(asked, table, self.inbox.put, with_model=on_model is not None)
         self._on_model = on_model
         self._is_own = False  # the table was measured here, not given
         self._looks: SimpleQueue[Look] = SimpleQueue()  # told on the thread that serves
@@ -160,10 +154,15 @@ JOBS = {"measure": "cost_table", "serve": "serving"}
 class ServingTab:
     """Made when it is first shown, since few ask for it and a page is to open soon. For the ui thread."""
 
-    def __init__(self, page: Page, put: Callable[[str], None], background: Background, on_model: RunOnModel) -> None:
-        self._page, self._put, self._background, self._on_model = page, put, background, on_model
+    def __init__(self, page: Page, background: Background, on_model: RunOnModel) -> None:
+        self._page, self._background, self._on_model = page, background, on_model
         self.controller: ServingController | None = None
         self.shown = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether a button was pressed that is yet to be heard."""
+        return self.controller is not None and not self.controller.inbox.empty()
 
     @property
     def busy(self) -> bool:
@@ -175,15 +174,10 @@ class ServingTab:
         if on and self.controller is None:
             table = load_cost(EXAMPLES["generate"])  # a decoder, as all models of a workbench are
             asked = Asked(usual_policies(table), lengths=LENGTHS, new_tokens=ANSWERS, requests=REQUESTS)
-            self.controller = ServingController(asked, table, self._put, self._background, self._on_model)
+            self.controller = ServingController(asked, table, self._background, self._on_model)
             self._page.put_serving(self.controller.page.box)
         self.shown = on
         self._page.serving(on)
-
-    def press(self, action: str) -> None:
-        """What a button of it asks for. EETError for what is none."""
-        if self.controller is not None:
-            self.controller.press(action)
 
     def progress(self, told: Progress) -> Progress:
         """Progress that the bar and this page show."""
@@ -196,10 +190,9 @@ class ServingTab:
 
         return both
 
-    def turn(self) -> None:
-        """Show how far it is."""
-        if self.controller is not None:
-            self.controller.tick()
+    def turn(self) -> bool:
+        """Do what its buttons ask for, and show how far it is; whether there was anything to do."""
+        return self.controller is not None and self.controller.turn()
 
     def answered(self, answer: Answer) -> None:
         """The engine thread is done with what this page asked of it."""
@@ -255,7 +248,7 @@ class ServingView(ActionView):
         asked = Asked(words, rate, cv, str(lengths), str(new_tokens), requests, seed, str(trace))
         asked.chosen(self._example, asked.traffic(self._example))  # told now rather than when a button is pressed
         on_model = None if self.model is None else self._run_on_model
-        self._show_page(lambda put, background: ServingController(asked, self._example, put, background, on_model))
+        self._show_page(lambda background: ServingController(asked, self._example, background, on_model))
 
     @property
     def table(self) -> CostTable:
@@ -282,7 +275,7 @@ class ServingView(ActionView):
         self._wait(timeout_s)
         return self.results
 
-    def _run_on_model(self, name: str, work: ModelWork, cancel: Cancel) -> None:
+    def _run_on_model(self, name: str, work: ModelWork, cancel: threading.Event) -> None:
         assert self.model is not None
         done = partial(work, self.model, self._recipe, self.controller.progress, cancel)
         self._background.ask(self.controller.take, None, done)

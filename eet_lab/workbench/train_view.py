@@ -29,12 +29,12 @@ from eet_lab.workbench.train_page import TrainPage
 class TrainController(ActionController):
     """The page, and what came of its last run and of its last comparison."""
 
-    def __init__(self, model: Model, asked: TrainAsked, put: Callable[[str], None], background: Background) -> None:
+    def __init__(self, model: Model, asked: TrainAsked, background: Background) -> None:
         super().__init__(background)
         self.model = model
         self.trained: Trained | None = None
         self.compared: Compared | None = None
-        self.page = TrainPage(model, asked, put)
+        self.page = TrainPage(model, asked, self.inbox.put)
         self._looks: SimpleQueue[Look | Evaluation] = SimpleQueue()
         self._partial: SimpleQueue[Compared] = SimpleQueue()
 
@@ -141,7 +141,7 @@ class TrainView(ActionView):
         )
         asked.check(loaded)  # told now rather than when a button is pressed
         self.model = loaded
-        self._show_page(lambda put, background: TrainController(loaded, asked, put, background))
+        self._show_page(partial(TrainController, loaded, asked))
 
     @property
     def run(self) -> TrainRun | None:

@@ -105,7 +105,9 @@ def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
     """A download cannot be stopped."""
     monkeypatch.setattr(EngineThread, "PATIENCE_S", 0.1)
     busy, begun_to_load, downloaded = EngineThread(), threading.Event(), threading.Event()
-    busy.submit(lambda answer: None, "load", lambda feed, cancel: (begun_to_load.set(), downloaded.wait(20)))
+    busy.submit(
+        lambda answer: None, "load", lambda feed, cancel: (begun_to_load.set(), downloaded.wait(20)), threading.Event()
+    )
     assert begun_to_load.wait(20)
     begun = time.monotonic()
     busy.close()

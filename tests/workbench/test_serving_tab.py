@@ -58,7 +58,7 @@ def tab(bench: Workbench) -> ServingController:
 
 
 def press(bench: Workbench, action: str) -> None:
-    bench.controller.put(c.PressServing(action))
+    bench.controller.serving.controller.inbox.put(action)
     turn(bench)
     turn_until(bench, lambda: bench.controller.idle)
 
@@ -102,7 +102,7 @@ def test_nothing_begins_beside_a_measurement_and_a_double_click_is_one_press(
     bench: Workbench, tab: ServingController
 ) -> None:
     for action in ("measure", "measure", "simulate"):
-        bench.controller.put(c.PressServing(action))
+        bench.controller.serving.controller.inbox.put(action)
     turn_until(bench, lambda: bench.controller.idle)
     assert isinstance(tab.table, DecoderCost) and tab.results == {} and list(tab.figures) == ["table"]
     assert errors(bench) == "" and "eet-error" not in tab.page.error.value
@@ -115,7 +115,7 @@ def test_closing_ends_a_simulation(bench: Workbench, tab: ServingController, mon
 
     begun = threading.Event()
     monkeypatch.setitem(serving_view.WORK, "simulate", endless)
-    bench.controller.put(c.PressServing("simulate"))
+    tab.inbox.put("simulate")
     turn(bench)
     assert begun.wait(10)
     since = time.monotonic()
@@ -125,16 +125,16 @@ def test_closing_ends_a_simulation(bench: Workbench, tab: ServingController, mon
 
 def test_stop_ends_serving_from_the_page_and_from_the_bar(bench: Workbench, tab: ServingController) -> None:
     press(bench, "measure")
-    for stop in (c.PressServing("stop"), c.Stop()):
+    for stop in (lambda: tab.inbox.put("stop"), lambda: bench.controller.put(c.Stop())):
         tab.page.fields["rate"].value = 0.05  # somebody comes every twenty seconds
-        bench.controller.put(c.PressServing("serve"))
+        tab.inbox.put("serve")
         turn_until(
             bench, lambda: tab.page.live.box.layout.display == "grid" and tab.page.live.charts["requests"].points
         )
         with pytest.raises(EETError, match="cannot start while"):
             bench.controller.do(c.Run())
         begun = time.monotonic()
-        bench.controller.put(stop)
+        stop()
         turn_until(bench, lambda: bench.controller.idle)
         assert time.monotonic() - begun < 0.5
         assert "Stopped." in tab.page.status.value and tab.measured == {}
@@ -155,10 +155,7 @@ def test_a_recipe_gets_what_requests_need_to_join_and_keeps_its_knobs(bench: Wor
     assert "memory_reuse" in str(serving_recipe(Recipe(), model))
 
 
-def test_a_wrong_action_and_a_view_without_a_model_are_told(bench: Workbench, tab: ServingController) -> None:
-    bench.controller.put({"command": "press_serving", "action": "sever"})
-    turn(bench)
-    assert "no action 'sever'" in bench.controller.status.text
+def test_a_view_without_a_model_says_so() -> None:
     view = ServingView(TURBO_2060, requests=20)
     view.press("serve")
     view.wait()
