@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
@@ -21,8 +20,8 @@ from eet_lab.models import PRESETS, Config, Model
 from eet_lab.scheduling.request import to_fit
 from eet_lab.technique import Recipe, Technique, known, obstacle, registry
 from eet_lab.words import counted
-from eet_lab.workbench import commands as c
 from eet_lab.workbench import jobs
+from eet_lab.workbench.commands import command
 from eet_lab.workbench.engine_thread import Work
 
 DEMO, OTHER, LIVE = "demo", "other", "live"
@@ -99,6 +98,7 @@ class State(T.HasTraits):
         self._dropped = set(wanted) - names
         self.chosen = {**self.chosen, **{name: name in names for name in wanted}}
 
+    @command
     def turn(self, name: str, knob: str, value: Any) -> None:
         """Set a knob; what can no longer be on goes off, and comes back once it can be. RecipeError for a bad value."""
         technique = self.technique(name)
@@ -107,12 +107,14 @@ class State(T.HasTraits):
         self.knobs = {**self.knobs, name: {each: getattr(turned, each) for each in turned.knobs}}
         self.settle()
 
+    @command
     def edit_prompt(self, index: int, text: str) -> None:
         """Another text for a prompt; one that was removed may still tell of its last key."""
         if 0 <= index < len(self.prompts):
             self.prompts = [*self.prompts[:index], text, *self.prompts[index + 1 :]]
 
-    def add_prompts(self, lines: Sequence[str]) -> None:
+    @command
+    def add_prompts(self, lines: list[str]) -> None:
         """More prompts; PromptError where that is more than a page can show."""
         count = len(self.prompts) + len(lines)
         if count > MOST_PROMPTS:
@@ -122,8 +124,19 @@ class State(T.HasTraits):
             )
         self.prompts = [*self.prompts, *lines]
 
-    def set(self, name: str, value: Any) -> None:
-        """One setting of a generation, `stop_at_eos` or `repeats`; PromptError where there is no such setting."""
+    @command
+    def remove_prompt(self, index: int) -> None:
+        """Leave a prompt out."""
+        self.prompts = [text for at, text in enumerate(self.prompts) if at != index]
+
+    @command
+    def pick_dtype(self, value: str) -> None:
+        """Take another type of numbers."""
+        self.dtype = value
+
+    @command
+    def setting(self, name: str, value: Any) -> None:
+        """Set one setting of a generation, `stop_at_eos` or `repeats`; PromptError where there is no such setting."""
         check_known(PromptError, "setting", name, (*self.generation, *OTHER_SETTINGS))
         value = int(value) if isinstance(value, float) and value.is_integer() else value
         if name == "repeats":
@@ -208,7 +221,7 @@ Wish = tuple[Any, str, str]
 
 
 class Choices:
-    """Commands on the model, techniques, prompts and settings; `selected` is the technique whose card is open.
+    """What is chosen of models and techniques, and what follows; `selected` is the technique whose card is open.
 
     A model, device or type that differs from what was asked for last is loaded next.
     """
@@ -226,43 +239,40 @@ class Choices:
         """The reader is yet to name a folder or a hub model."""
         self._tokens: dict[str, list[int]] = {}  # of prompts, as the model that is there encodes them
 
-    def do(self, command: c.Command) -> bool:
-        """Do a command on choices; False if it is none of those. EETError where it cannot be done."""
-        state = self._state
-        match command:
-            case c.Toggle(name, on):
-                state.toggle(name, on)
-                self.selected = name
-            case c.Select(name):
-                self.selected = name
-            case c.Turn(name, knob, value):
-                state.turn(name, knob, value)
-            case c.PickModel(value):
-                self._pick(value)
-            case c.TypeModel(value):
-                if value.strip():
-                    state.model, self.asking_path = value.strip(), False
-            case c.LoadAgain():
-                if self.failed is not None:
-                    self._wish = self.failed
-                self._asked, self.asking_path = None, False
-            case c.PickDevice(value):
-                state.move_to(value)
-            case c.PickDtype(value):
-                state.dtype = value
-            case c.EditPrompt(index, text):
-                state.edit_prompt(index, text)
-            case c.AddPrompts(lines):
-                state.add_prompts(lines)
-            case c.RemovePrompt(index):
-                state.prompts = [text for i, text in enumerate(state.prompts) if i != index]
-            case c.Setting(name, value):
-                state.set(name, value)
-            case _:
-                return False
-        return True
+    @command
+    def toggle(self, name: str, on: bool) -> None:
+        """Switch a technique, and show its card."""
+        self._state.toggle(name, on)
+        self.selected = name
+
+    @command
+    def select(self, name: str) -> None:
+        """Show a technique's card and knobs."""
+        self.selected = name
 
     # The model
+
+    @command
+    def pick_model(self, value: str) -> None:
+        """A model of the list; `OTHER` asks for a folder or a hub name."""
+        if self.asking_path and value != OTHER:
+            self.failed = None  # the reader has given that name up
+        self.asking_path = value == OTHER
+        if not self.asking_path:
+            self._state.model = self.live if value == LIVE else value
+
+    @command
+    def type_model(self, value: str) -> None:
+        """A folder in Hugging Face format, or a hub name."""
+        if value.strip():
+            self._state.model, self.asking_path = value.strip(), False
+
+    @command
+    def load_again(self) -> None:
+        """The same model once more: what was in the way may be gone."""
+        if self.failed is not None:
+            self._wish = self.failed
+        self._asked, self.asking_path = None, False
 
     @property
     def settled(self) -> bool:
@@ -294,13 +304,6 @@ class Choices:
             self.asking_path = isinstance(wanted, str) and wanted not in ("demo", *PRESETS)
             self._wish = self._there
         return True
-
-    def _pick(self, value: str) -> None:
-        if self.asking_path and value != OTHER:
-            self.failed = None  # the reader has given that name up
-        self.asking_path = value == OTHER
-        if not self.asking_path:
-            self._state.model = self.live if value == LIVE else value
 
     @property
     def _wish(self) -> Wish:

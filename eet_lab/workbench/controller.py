@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
@@ -23,6 +23,7 @@ from eet_lab.workbench import commands as c
 from eet_lab.workbench import engine_thread as e
 from eet_lab.workbench import jobs
 from eet_lab.workbench.choices import Choices, State
+from eet_lab.workbench.commands import command
 from eet_lab.workbench.engine_thread import EngineThread, Work
 from eet_lab.workbench.forecast import NO_FORECAST, Fits
 from eet_lab.workbench.history import History
@@ -38,19 +39,6 @@ from eet_lab.workbench.views.chosen import in_labels, inputs_state, techniques_s
 SETTLE_S = 2.5
 """A page that opens has asked for every view's state, and listens to changes, within this time."""
 
-Jobs = c.Run | c.Compare | c.Ladder | c.TakeTimeline | c.MeasureTicked
-"""Commands that take the engine thread."""
-BEGUN = {
-    "run": "preparing the run",
-    "compare": "preparing the comparison",
-    "ladder": "preparing the ladder",
-    "measure_ticked": "preparing to measure the two ticked runs again",
-    "take_timeline": "preparing the timeline",
-    JOBS["measure"]: "preparing to measure the model for serving",
-    JOBS["serve"]: "preparing to serve the model",
-}
-"""What is said of a job until it tells of itself."""
-
 
 class Controller:
     """The page, the choices behind it, the engine and sampler threads. Only `put` and `idle` are for others."""
@@ -62,7 +50,7 @@ class Controller:
         self._job_name = ""
         self.status, self.choices = bar.Status(state), Choices(state)
         self._inbox: SimpleQueue[Any] = SimpleQueue()
-        self._later: list[c.Command] = []  # asked for before the model was there
+        self._later: list[str] = []  # jobs that were asked for before the model was there
         self._ticks, self._turning, self._send_at = 0, False, 0.0
         self.page = Page(self.put)
         self.top_row = TopRow(self.page.live, self.page.kept)
@@ -70,15 +58,16 @@ class Controller:
         self.fits = Fits(self.background)
         self.results = Results(self.page, history, self.background)
         self.serving = ServingTab(self.page, self.background, self._run_serving)
+        self.commands = c.owners(self, state, self.choices, self.results)
         self.device = Device(self.page.live, self.engine.feed.probes, state.device)
         self.watching = Watching(self.page.live, self.device)
 
-    def put(self, command: c.Command | Any) -> None:
-        """Leave a command, or a message of the page, for the ui thread.
+    def put(self, message: Any) -> None:
+        """Leave a message, such as the page sends, for the ui thread.
 
         Callbacks do nothing else, since they run on whatever thread there is.
         """
-        self._inbox.put(command)
+        self._inbox.put(message)
 
     @property
     def idle(self) -> bool:
@@ -131,9 +120,8 @@ class Controller:
         """Do what was asked for before this turn; whether there was anything."""
         num_commands = self._inbox.qsize()  # one that asks for the next cannot keep the turn from ending
         for _ in range(num_commands):
-            message = self._inbox.get()
             try:
-                self.do(message if isinstance(message, c.Command) else c.read(message))
+                self.do(self._inbox.get())
             except EETError as error:
                 self.status.fail(error)
         return num_commands > 0
@@ -156,9 +144,9 @@ class Controller:
             return
         waiting, self._later = self._later, []
         if self.model is None:
-            raise EETError(f"There is no model for {c.name_of(type(waiting[0]))}: choose one that can be loaded.")
-        for command in waiting:
-            self.put(command)
+            raise EETError(f"There is no model for {waiting[0]}: choose one that can be loaded.")
+        for name in waiting:
+            self.put({"command": name})
 
     def _send_again(self, changed: bool) -> None:
         """Once, a while after each change; never while something is timed."""
@@ -170,34 +158,80 @@ class Controller:
 
     # What the user asks for
 
-    def do(self, command: c.Command) -> None:
-        """Do one command; EETError where it cannot be done."""
-        match command:
-            case c.Run() | c.Compare() | c.Ladder() | c.TakeTimeline() | c.MeasureTicked():
-                self._ask(command)
-            case c.Stop():
-                self._stop()
-            case c.ShowServing(on):
-                self.serving.show(on)
-            case c.LargerType(on):
-                self.large = on
-                self.page.larger(on)
-            case c.DismissError():
-                self.status.forgive()
-            case _ if self.choices.do(command):
-                if isinstance(command, c.PickDevice):
-                    self.device.watch(self.state.device)
-            case _:
-                self.status.forgive()
-                before = self.results.opened
-                self.results.do(command)
-                if self.results.opened is not before and self.model is not None and not self.busy:
-                    self.status.rest()
+    def do(self, message: Any) -> None:
+        """Do what a message of the page asks for; EETError where it cannot be done."""
+        call, before = c.read(message, self.commands), self.results.opened
+        if self.commands[name := message["command"]] is self.results:
+            self.status.forgive()
+            self.results.heed(name)
+        call()
+        if self.results.opened is not before and self.model is not None and not self.busy:
+            self.status.rest()
 
-    def _stop(self) -> None:
-        """What runs; nothing where it has just ended."""
+    @command
+    def run(self) -> None:
+        """Generate once with the selection, watched."""
+        self._ask("run", lambda model: self._job(model).run)
+
+    @command
+    def compare(self) -> None:
+        """Time the selection against the pinned recipe, or against the baseline."""
+        pinned = self.results.pinned_recipe
+        self._ask("compare", lambda model: partial(self._job(model).compare, pinned(self.state.kind)))
+
+    @command
+    def ladder(self) -> None:
+        """Credit each technique of the selection with its own milliseconds and bytes."""
+
+        def work(model: Model) -> Work:
+            if not len((job := self._job(model)).recipe):
+                raise RecipeError(jobs.NOTHING_ON)
+            return job.ladder
+
+        self._ask("ladder", work)
+
+    @command
+    def measure_ticked(self) -> None:
+        """Time the recipes of the two ticked runs in turn, here and now, on the present prompts."""
+
+        def work(model: Model) -> Work:
+            before, after = self.results.ticked_recipes(self.state.kind)
+            return partial(replace(self._job(model), recipe=after).compare, before)
+
+        self._ask("measure_ticked", work)
+
+    @command
+    def take_timeline(self) -> None:
+        """Take the timeline of one decode step of both recipes of the comparison that is shown."""
+        self._ask("take_timeline", self.results.timeline)
+
+    @command
+    def stop(self) -> None:
+        """End the present job, if it has not just ended; what is there stays."""
         if self.busy:
             self.engine.stop()
+
+    @command
+    def pick_device(self, value: str) -> None:
+        """Take another device, and watch it."""
+        self.state.move_to(value)
+        self.device.watch(self.state.device)
+
+    @command
+    def show_serving(self, on: bool) -> None:
+        """Show the page for serving, or the bench."""
+        self.serving.show(on)
+
+    @command
+    def larger_type(self, on: bool) -> None:
+        """Larger type, for a projector."""
+        self.large = on
+        self.page.larger(on)
+
+    @command
+    def dismiss_error(self) -> None:
+        """Take down the card of what failed."""
+        self.status.forgive()
 
     def _run_serving(self, action: str, work: ModelWork, cancel: threading.Event) -> None:
         """Have the engine thread measure or serve the model; EETError where it is not there, or something runs."""
@@ -210,43 +244,24 @@ class Controller:
 
         self._submit_alone(JOBS[action], model, job, cancel)
 
-    def _ask(self, command: Jobs) -> None:
+    def _ask(self, name: str, work: Callable[[Model], Work]) -> None:
         """Begin a job; later, if the model is still on its way. One that runs or waits was pressed twice."""
-        name = c.name_of(type(command))
         if self.model is None or not self.choices.settled:
-            self._later += [command] if command not in self._later else []
+            self._later += [name] if name not in self._later else []
         elif not self.busy:
-            self._begin(command, self.model)
+            self._begin(name, self.model, work(self.model))
         elif name != self._job_name or self.stopping:
             name = name.replace("_", " ")
             raise EETError(f"{name} cannot start while something runs: wait until it is done, or press Stop.")
 
-    def _begin(self, command: Jobs, model: Model) -> None:
-        work = self._work(command, model)
+    def _begin(self, name: str, model: Model, work: Work) -> None:
         self.serving.show(False)  # what runs now is seen on the bench
-        if not isinstance(command, c.TakeTimeline):
+        if name != "take_timeline":
             self.results.close_run()
             decode = jobs.decoder(model.tokenizer, self.state.settings(model).stop)
-            self.watching.begin(self.state.prompts, decode, watched=not isinstance(command, c.Ladder))
+            self.watching.begin(self.state.prompts, decode, watched=name != "ladder")
         self.results.begin()
-        self._submit_alone(c.name_of(type(command)), model, work)
-
-    def _work(self, command: Jobs, model: Model) -> Work:
-        """What a command asks of the engine thread; EETError where it cannot be done."""
-        match command:
-            case c.Run():
-                return self._job(model).run
-            case c.Compare():
-                return partial(self._job(model).compare, self.results.pinned_recipe(self.state.kind))
-            case c.Ladder():
-                if not len((job := self._job(model)).recipe):
-                    raise RecipeError(jobs.NOTHING_ON)
-                return job.ladder
-            case c.MeasureTicked():
-                before, after = self.results.ticked_recipes(self.state.kind)
-                return partial(replace(self._job(model), recipe=after).compare, before)
-            case c.TakeTimeline():
-                return self.results.timeline(model)
+        self._submit_alone(name, model, work)
 
     def _job(self, model: Model) -> jobs.Job:
         """A job with the present choices; PromptError where they cannot run."""
@@ -262,7 +277,7 @@ class Controller:
     def _submit(self, name: str, work: Work, cancel: threading.Event | None = None) -> None:
         self.status.forgive()
         self.busy, self._job_name = True, name
-        self.status.text = f"{jobs.loading(self.state.model) if name == 'load' else BEGUN[name]}…"
+        self.status.text = f"{jobs.loading(self.state.model) if name == 'load' else jobs.BEGUN[name]}…"
         self.status.clock.start()
         self.engine.submit(self._finished, name, work, cancel or threading.Event())
 
@@ -319,7 +334,7 @@ class Controller:
             self.choices.loaded(model)
             self.engine.feed.loaded_bytes = model.decoder.weight_bytes
         elif self.choices.back():
-            self.do(c.PickDevice(self.state.device))
+            self.pick_device(self.state.device)
         self.status.text = "ready" if self.model else "no model: pick one above"
 
     # What is shown

@@ -28,6 +28,16 @@ from eet_lab.workbench.live import NAMES
 BASELINE = "baseline"
 """What Compare is held against while no run is pinned."""
 NOTHING_ON = "No technique is on. Run shows the baseline; Compare and Ladder need at least one technique."
+BEGUN = {
+    "run": "preparing the run",
+    "compare": "preparing the comparison",
+    "ladder": "preparing the ladder",
+    "measure_ticked": "preparing to measure the two ticked runs again",
+    "take_timeline": "preparing the timeline",
+    "cost_table": "preparing to measure the model for serving",
+    "serving": "preparing to serve the model",
+}
+"""What is said of a job until it tells of itself."""
 PHASES = {
     "check": "checking that the output is the same",
     "warm-up": "warming up",

@@ -17,7 +17,7 @@ from eet_lab.figures.ladder import Effect, effects
 from eet_lab.models import Model
 from eet_lab.technique import Recipe
 from eet_lab.words import sized, visible
-from eet_lab.workbench import commands as c
+from eet_lab.workbench.commands import command
 from eet_lab.workbench.engine_thread import Work
 from eet_lab.workbench.history import History
 from eet_lab.workbench.jobs import BASELINE, Job
@@ -32,6 +32,8 @@ from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, packed, runs_state
 
 LADDERS = 8
 """So many of the newest ladders are looked at for one of what is on the page."""
+LOOKS = ("tab", "scale", "pick", "tick")
+"""Commands that leave what was said of a file."""
 TICKED = 2
 """So many kept runs can be held side by side."""
 
@@ -127,48 +129,80 @@ class Results:
 
     # What the user asks for
 
-    def do(self, command: c.Command) -> None:
-        """Do one command on results; EETError where it cannot be done."""
-        if not isinstance(command, c.Tab | c.Scale | c.Pick | c.Tick):
-            self.said = ""  # what was said of another file
-        match command:
-            case c.Tab(name):
-                self._sheet.open(name)
-            case c.Scale(name, on):
-                self._sheet.scale(name, on)
-            case c.Pick(what, name):
-                self.memory.pick(what, name)
-            case c.Export(id, format):
-                self._send(*(self.history.export(id, format) if id else self._export(format)))
-            case c.Upload(name, content):
-                self._take(name, content)
-            case c.ShowOlder():
-                self._pages += 1
-            case c.Tick(id, on):
-                kept = [each for each in self._ticked if each != id]
-                self._ticked = [*kept, id][-TICKED:] if on else kept
-            case c.Pin(id, on):
-                self.history.pin(id if on else None)
-            case c.Rename(id, text):
-                self.history.rename(id, text)
-            case c.Annotate(id, text):
-                self.history.annotate(id, text)
-            case c.Delete(id):
-                self._delete(id)
-            case c.OpenRun(id):
-                self.open(id)
-            case c.Replay(id):
-                self.open(id, race=True)
-            case c.CloseRun():
-                self.close_run()
-            case c.CompareTicked():
-                rows = self._two()
-                self._put(Opened(pair=SideBySide.of(rows, [self.history.open(row.id)[0] for row in rows])))
-            case _:
-                raise EETError(f"{type(command).__name__} is not a command of this workbench.")
+    def heed(self, name: str) -> None:
+        """A command comes: what was said of another file goes."""
+        if name not in LOOKS:
+            self.said = ""
 
-    def open(self, id: str, race: bool = False) -> None:
-        """Show a kept run with its own model, prompts and switches; or let its lanes race."""
+    @command
+    def tab(self, name: str) -> None:
+        """Another tab of the result."""
+        self._sheet.open(name)
+
+    @command
+    def scale(self, name: str, on: bool) -> None:
+        """Switch a scale of figures: "log", for a logarithmic axis, or "own width", for the steps of a timeline."""
+        self._sheet.scale(name, on)
+
+    @command
+    def pick(self, what: str, name: str) -> None:
+        """Another "run", "pass" or "planner" on the tab on memory."""
+        self.memory.pick(what, name)
+
+    @command
+    def export(self, id: str, format: str) -> None:
+        """Have the browser save a kept run, or what is shown (the id ""): as "json", "csv", "html" or "trace"."""
+        self._send(*(self.history.export(id, format) if id else self._export(format)))
+
+    @command
+    def show_older(self) -> None:
+        """List more of the kept runs."""
+        self._pages += 1
+
+    @command
+    def tick(self, id: str, on: bool) -> None:
+        """Choose a kept run for a comparison, or no longer."""
+        kept = [each for each in self._ticked if each != id]
+        self._ticked = [*kept, id][-TICKED:] if on else kept
+
+    @command
+    def pin(self, id: str, on: bool) -> None:
+        """Make a kept run's recipe what Compare is held against, or no longer."""
+        self.history.pin(id if on else None)
+
+    @command
+    def rename(self, id: str, text: str) -> None:
+        """Another name for a kept run."""
+        self.history.rename(id, text)
+
+    @command
+    def annotate(self, id: str, text: str) -> None:
+        """Another note on a kept run."""
+        self.history.annotate(id, text)
+
+    @command
+    def open_run(self, id: str) -> None:
+        """Show a kept run with its own model, prompts and switches, read-only."""
+        self._open(id)
+
+    @command
+    def replay(self, id: str) -> None:
+        """Open a kept run and let its two lanes race."""
+        self._open(id, race=True)
+
+    @command
+    def close_run(self) -> None:
+        """Back to the reader's own choices and the newest result."""
+        if self.opened is not None:
+            self._put(None)
+
+    @command
+    def compare_ticked(self) -> None:
+        """Show the two ticked runs side by side, as they were measured."""
+        rows = self._two()
+        self._put(Opened(pair=SideBySide.of(rows, [self.history.open(row.id)[0] for row in rows])))
+
+    def _open(self, id: str, race: bool = False) -> None:
         row = next((row for row in self.history.rows() if row.id == id), None)
         if row is None:
             raise ResultError("This run is no longer kept: its file is gone.")
@@ -176,11 +210,6 @@ class Results:
         self._put(opened, "race" if race else "")
         if opened.can_race:
             self._page.race.show(*opened.lanes(), begin=race)
-
-    def close_run(self) -> None:
-        """Back to the reader's own choices and the newest result."""
-        if self.opened is not None:
-            self._put(None)
 
     def _put(self, opened: Opened | None, tab: str = "") -> None:
         """Something else is open from now on; a race of what was open ends."""
@@ -309,8 +338,9 @@ class Results:
         self._num_files += 1
         self._page.runs.send({"kind": "file", "name": name, "number": self._num_files}, buffers=[small])
 
-    def _take(self, name: str, content: str) -> None:
-        """Keep a file that was uploaded as base64, and show it."""
+    @command
+    def upload(self, name: str, content: str) -> None:
+        """Keep a result's file, whose content comes as base64, and show it."""
         try:
             data = b64decode(content, validate=True)
         except NotBase64:
@@ -322,9 +352,11 @@ class Results:
             )
         row = self.history.take(name, data)
         self.said = f"{name} is kept as {row.name}."
-        self.open(row.id)
+        self._open(row.id)
 
-    def _delete(self, id: str) -> None:
+    @command
+    def delete(self, id: str) -> None:
+        """Remove a kept run."""
         name = next((row.label for row in self.history.rows() if row.id == id), "")
         self.history.delete(id)
         still = " It is shown until the next result, and no longer kept." if id == self._id == self._shown else ""

@@ -21,14 +21,14 @@ from eet_lab.errors import PromptError, check_known
 from eet_lab.figures import theme
 from eet_lab.models import Model
 from eet_lab.texts import RecipeLike, read_recipe
-from eet_lab.workbench import commands, export
+from eet_lab.workbench import export
 from eet_lab.workbench.choices import State
 from eet_lab.workbench.controller import Controller
 from eet_lab.workbench.history import FOLDER, History
 from eet_lab.workbench.rows import Result
 from eet_lab.workbench.threads import UiThread
 
-ACTIONS = {name: commands.COMMANDS[name] for name in ("run", "compare", "ladder", "stop")}
+ACTIONS = ("run", "compare", "ladder", "stop")
 
 
 class Workbench(UiThread):
@@ -108,7 +108,7 @@ class Workbench(UiThread):
         while something else runs.
         """
         self._check_press(action, ACTIONS, self.controller.busy and self.controller.model is not None)
-        self.controller.put(ACTIONS[action]())
+        self.controller.put({"command": action})
 
     def wait(self, timeout_s: float = 600.0) -> Result | None:
         """Wait until nothing is left to do, and return the last result; Ctrl+C stops the run.

@@ -31,7 +31,7 @@ def noted(method):
         turns.append(controller._ticks)
         return method(*given)
     return note
-controller._stop, controller._finished = noted(controller._stop), noted(controller._finished)
+controller.stop, controller._finished = noted(controller.stop), noted(controller._finished)
 """
 """Has the kernel note the turns in which it is told to stop, and in which a run is over. Ten are a second."""
 

@@ -11,7 +11,7 @@ from test_lifetimes import SETTINGS, SHAPES, recorded
 from test_memory import PLANNED, drawn
 from test_paged import batch
 from test_soak import NUM_ENGINES, soaked
-from workbench.driving import PROMPTS, do, shown, turn_until
+from workbench.driving import PROMPTS, ask, do, shown, turn_until
 
 from eet_lab.bench import compare
 from eet_lab.bench.fit import forecast_compare
@@ -22,7 +22,6 @@ from eet_lab.models.config import Config
 from eet_lab.models.decoder import mapped
 from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench
-from eet_lab.workbench import commands as c
 
 pytestmark = pytest.mark.gpu
 
@@ -127,7 +126,7 @@ def test_the_tab_tells_how_often_torch_asked_the_driver(tmp_path):
     bench = Workbench("demo", PROMPTS, max_new_tokens=8, folder=tmp_path, device="cuda")
     turn_until(bench, lambda: bench.model is not None)
     try:
-        do(bench, c.Compare(), c.Tab("planners"))
+        do(bench, ask.compare(), ask.tab("planners"))
         told = str(shown(bench, "answer")["tables"])
         assert "allocation" in told and "frees are not counted" in told, told
     finally:

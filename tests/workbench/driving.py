@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from eet_lab.workbench import Workbench
-from eet_lab.workbench.commands import Command
+from eet_lab.workbench.choices import Choices, State
+from eet_lab.workbench.commands import MARKED, parameters
+from eet_lab.workbench.controller import Controller
 from eet_lab.workbench.history import History
+from eet_lab.workbench.results import Results
 from eet_lab.workbench.rows import KeptRun
 from eet_lab.workbench.threads import Answer, Background
 
@@ -35,10 +39,21 @@ def turn_until(workbench: Workbench, done: Any, seconds: float = 60) -> None:
     raise AssertionError(f"nothing after {seconds} s; status: {workbench.controller.status.text}")
 
 
-def do(workbench: Workbench, *commands: Command) -> None:
-    """Give commands, one after the other, and turn the controller until each is done."""
-    for command in commands:
-        workbench.controller.put(command)
+class Ask:
+    """Messages of the page: `ask.toggle("mask_removal", True)` has what the command takes by its names."""
+
+    def __getattr__(self, name: str) -> Callable[..., dict[str, Any]]:
+        kind = next(kind for kind in (Controller, State, Choices, Results) if vars(kind).get(name) in MARKED)
+        return lambda *values: {"command": name, **dict(zip(parameters(kind, name), values, strict=True))}
+
+
+ask = Ask()
+
+
+def do(workbench: Workbench, *messages: dict[str, Any]) -> None:
+    """Ask for something, one after the other, and turn the controller until each is done."""
+    for message in messages:
+        workbench.controller.put(message)
         turn_until(workbench, lambda: workbench.controller.idle)
 
 

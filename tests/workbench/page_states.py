@@ -15,10 +15,9 @@ from eet_lab.errors import PromptError
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe, Technique, knob, names_in_all, registry
 from eet_lab.workbench import Workbench
-from eet_lab.workbench import commands as c
 from eet_lab.workbench.history import SHIPPED
 from eet_lab.workbench.views.chosen import knobs_state
-from workbench.driving import do, turn_until
+from workbench.driving import ask, do, turn_until
 
 State = dict[str, Any]
 States = dict[str, State]
@@ -104,7 +103,7 @@ def _driven(bench: Workbench) -> Iterator[tuple[str, States]]:
     controller, history = bench.controller, bench.controller.results.history
     controller.devices = ["cpu"]  # whatever this machine has
     turn_until(bench, lambda: bench.model is not None and not history.unread())
-    do(bench, c.Select("memory_reuse"))
+    do(bench, ask.select("memory_reuse"))
     yield "empty", _taken(bench)
     turn_until(bench, lambda: controller.fits.state()["summary"] and controller.background.idle)
     yield "forecast", _taken(bench)
@@ -114,7 +113,7 @@ def _driven(bench: Workbench) -> Iterator[tuple[str, States]]:
     compare, ladder = (load_result(SHIPPED / f"h200-{name}.json") for name in ("compare-demo", "ladder-gpt2-xl"))
     controller.results.finish(compare, {}, {})
     [first] = [row.id for row in history.rows() if row.writable]
-    do(bench, c.Rename(first, "compare 1"))
+    do(bench, ask.rename(first, "compare 1"))
     yield "compared", _taken(bench)
     controller.busy, controller.status.text = True, "Measuring pair 3 of 6: baseline"
     controller.status.clock.start()
@@ -125,14 +124,19 @@ def _driven(bench: Workbench) -> Iterator[tuple[str, States]]:
     controller.busy = False
     controller.results.finish(compare, {}, {})
     second = next(row.id for row in history.rows() if row.writable)
-    do(bench, c.Rename(first, "no graphs"), c.Rename(second, "before the fix"), c.Annotate(second, "driver 580, cold"))
-    do(bench, c.Pin(second, True), c.Tick(first, True), c.Tick(second, True))
+    do(
+        bench,
+        ask.rename(first, "no graphs"),
+        ask.rename(second, "before the fix"),
+        ask.annotate(second, "driver 580, cold"),
+    )
+    do(bench, ask.pin(second, True), ask.tick(first, True), ask.tick(second, True))
     controller.results.finish(ladder, {}, {})
     third = next(row.id for row in history.rows() if row.writable and not row.pinned)
-    do(bench, c.Rename(third, "ladder 1"))
+    do(bench, ask.rename(third, "ladder 1"))
     _move_to_a_gpu(bench)
     yield "laddered", _taken(bench)
-    controller.results.do(c.Tab("table"))
+    controller.results.tab("table")
     yield "tabled", _taken(bench)
 
 

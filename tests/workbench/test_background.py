@@ -8,9 +8,8 @@ import time
 import pytest
 
 from eet_lab.workbench import Workbench
-from eet_lab.workbench import commands as c
 from eet_lab.workbench.threads import Answer, Background, Receiver
-from workbench.driving import answers, do, turn, turn_until
+from workbench.driving import answers, ask, do, turn, turn_until
 
 
 def slider(answer: Answer) -> None:
@@ -65,7 +64,7 @@ def test_a_run_begins_when_nothing_is_computed_beside_it(bench: Workbench) -> No
     points: Receiver = lambda answer: ran.append(bench.controller.page.live.latency.points)  # noqa: E731
     bench.controller.background.ask(points, 0, lambda: (begun.set(), end.wait(20)))
     assert begun.wait(5)
-    bench.controller.put(c.Run())
+    bench.controller.put(ask.run())
     turn_until(bench, lambda: "in the background" in bench.controller.status.text)
     for _ in range(20):
         turn(bench)
@@ -74,7 +73,7 @@ def test_a_run_begins_when_nothing_is_computed_beside_it(bench: Workbench) -> No
     end.set()
     turn_until(bench, lambda: bench.result is not None and bench.controller.idle)
     assert ran
-    do(bench, c.Setting("max_new_tokens", 20))
+    do(bench, ask.setting("max_new_tokens", 20))
     fits = bench.controller.fits
     turn_until(bench, lambda: fits._forecasts and fits._forecasts.run.new_tokens == 20)
 
@@ -84,8 +83,8 @@ def test_a_run_that_waits_can_be_stopped(bench: Workbench) -> None:
     turn_until(bench, lambda: bench.controller.background.idle)
     bench.controller.background.ask(slow, 0, lambda: (begun.set(), end.wait(20)))
     assert begun.wait(5)
-    bench.controller.put(c.Compare())
+    bench.controller.put(ask.compare())
     turn_until(bench, lambda: bench.controller.busy)
-    do(bench, c.Stop())
+    do(bench, ask.stop())
     assert "Compare was stopped" in bench.controller.status.text and bench.result is None
     end.set()

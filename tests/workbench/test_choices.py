@@ -11,9 +11,8 @@ from eet_lab import technique as techniques
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe, Technique, knob
 from eet_lab.workbench import Workbench
-from eet_lab.workbench import commands as c
 from eet_lab.workbench.choices import MOST_PROMPTS, State
-from workbench.driving import PROMPTS, do, enabled, errors, row, shown, status, turn
+from workbench.driving import PROMPTS, ask, do, enabled, errors, row, shown, status, turn
 
 
 def card(bench: Workbench) -> dict[str, Any]:
@@ -63,16 +62,16 @@ def test_what_goes_off_with_another_comes_back_with_it(device: str) -> None:
 
 
 def test_on_the_page_it_comes_back_too(bench: Workbench) -> None:
-    do(bench, c.Toggle("packed_prefill", True))
+    do(bench, ask.toggle("packed_prefill", True))
     for name in ("pre_padding", "mask_removal"):
         for on in (False, True):
-            do(bench, c.Toggle(name, on))
+            do(bench, ask.toggle(name, on))
             assert row(bench, "packed_prefill")["on"] == on == bench.controller.state.is_on("packed_prefill")
-    do(bench, c.Turn("pre_padding", "read", "shortest"))
+    do(bench, ask.turn("pre_padding", "read", "shortest"))
     assert "Packed prefill cannot be combined with Pre-padding" in row(bench, "packed_prefill")["blocked"], (
         "in words of the page"
     )
-    do(bench, c.Turn("pre_padding", "read", "whole"))
+    do(bench, ask.turn("pre_padding", "read", "whole"))
     assert row(bench, "packed_prefill")["on"]
 
 
@@ -115,7 +114,7 @@ def test_what_cannot_run_here_is_greyed_with_its_reason(bench: Workbench) -> Non
 def test_headline_techniques_come_first_and_cards_tell_their_docstring(bench: Workbench) -> None:
     titles = [each["title"] for each in shown(bench, "techniques")["list"]]
     assert titles[:3] == ["Pre-padding", "Mask removal", "Memory reuse"]
-    do(bench, c.Select("memory_reuse"))
+    do(bench, ask.select("memory_reuse"))
     pieces = [piece for paragraph in card(bench)["paragraphs"] for piece in paragraph]
     assert any(piece["code"] for piece in pieces)
     assert not any("`" in piece["text"] for piece in pieces)
@@ -130,22 +129,22 @@ def test_a_cards_lesson_is_found_from_the_working_copy(
     (tmp_path / "notebooks" / "03_memory_reuse.ipynb").touch()
     (tmp_path / "eet-lab-results").mkdir()
     monkeypatch.chdir(tmp_path / "eet-lab-results")
-    do(bench, c.Select("memory_reuse"))
+    do(bench, ask.select("memory_reuse"))
     assert card(bench)["lesson"]["href"] == "../notebooks/03_memory_reuse.ipynb"
 
 
 def test_knobs_say_what_they_are_and_only_those_that_matter_are_there(bench: Workbench) -> None:
-    do(bench, c.Select("memory_reuse"))
+    do(bench, ask.select("memory_reuse"))
     assert set(knobs(bench)) == {"planner", "kv"}, "no page size without pages, no release without chunks"
     layout = knobs(bench)["kv"]
     assert layout["label"] == "KV layout" and layout["help"]
     assert [option["label"] for option in layout["options"]] == ["one slab", "pages"]
-    do(bench, c.Turn("memory_reuse", "kv", "paged"))
+    do(bench, ask.turn("memory_reuse", "kv", "paged"))
     assert knobs(bench)["page"]["unit"] == "columns"
     assert "memory_reuse:kv=paged" in str(bench.controller.state.recipe())
-    do(bench, c.Turn("memory_reuse", "planner", "chunked"))
+    do(bench, ask.turn("memory_reuse", "planner", "chunked"))
     assert "release" in knobs(bench)
-    do(bench, c.Turn("memory_reuse", "planner", "nonsense"))
+    do(bench, ask.turn("memory_reuse", "planner", "nonsense"))
     assert "must be one of" in errors(bench)
 
 
@@ -178,10 +177,10 @@ def test_a_technique_registered_in_a_cell_appears_and_what_it_requires_is_told(b
     try:
         turn(bench, 11)
         assert row(bench, "mine")["blocked"] is None
-        do(bench, c.Toggle("mine", True))
+        do(bench, ask.toggle("mine", True))
         assert card(bench)["summary"] == "Do it my way <b>boldly</b>.", "text: the page makes no markup of it"
         assert knobs(bench)["strength"]["kind"] == "number"
-        do(bench, c.Toggle("memory_reuse", False))
+        do(bench, ask.toggle("memory_reuse", False))
         assert not bench.controller.state.is_on("mine"), "it goes off with what it requires"
         assert "Memory reuse" in row(bench, "mine")["blocked"]
     finally:
@@ -201,52 +200,52 @@ def test_a_cell_that_runs_again_with_other_knobs_leaves_a_page_that_works(bench:
 
     register(strength=knob(3, "How much.", low=1, high=9))
     try:
-        do(bench, c.Toggle("mine", True), c.Turn("mine", "strength", 7))
+        do(bench, ask.toggle("mine", True), ask.turn("mine", "strength", 7))
         assert knobs(bench)["strength"]["value"] == 7
-        do(bench, c.Turn("mine", "strenth", 1))
+        do(bench, ask.turn("mine", "strenth", 1))
         assert "no knob 'strenth'. Did you mean 'strength'" in errors(bench)
         register(force=knob(2, "How much.", low=1, high=4))
-        do(bench, c.Turn("mine", "force", 4))
+        do(bench, ask.turn("mine", "force", 4))
         assert errors(bench) == "" and [*knobs(bench)] == ["force"] and knobs(bench)["force"]["value"] == 4
         register(force=knob(1, "How much.", low=1, high=3))
-        do(bench, c.Select("mine"))
+        do(bench, ask.select("mine"))
         assert errors(bench) == "" and knobs(bench)["force"]["value"] == 1, "4 is none of its values now"
     finally:
         del techniques._REGISTRY["mine"]
 
 
 def test_prompts_are_added_edited_and_removed(bench: Workbench) -> None:
-    do(bench, c.AddPrompts([""]), c.AddPrompts(["1 2", "3 4 5"]))
+    do(bench, ask.add_prompts([""]), ask.add_prompts(["1 2", "3 4 5"]))
     assert bench.controller.state.prompts == [*PROMPTS, "", "1 2", "3 4 5"]
-    do(bench, c.RemovePrompt(0), c.EditPrompt(2, "9"), c.EditPrompt(99, "late"), c.EditPrompt(-1, "no"))
+    do(bench, ask.remove_prompt(0), ask.edit_prompt(2, "9"), ask.edit_prompt(99, "late"), ask.edit_prompt(-1, "no"))
     assert [each["text"] for each in prompts(bench)["rows"]] == [PROMPTS[1], "", "9", "3 4 5"]
     assert [each["tokens"] for each in prompts(bench)["rows"]] == [6, 1, 1, 3], "an empty prompt counts as BOS"
     assert prompts(bench)["summary"] == "4, 1 to 6 tokens, 13 pads to equal length"
 
 
 def test_only_the_present_prompts_are_kept_as_tokens(bench: Workbench) -> None:
-    do(bench, *(c.EditPrompt(0, "5 " * length) for length in range(1, 6)))
+    do(bench, *(ask.edit_prompt(0, "5 " * length) for length in range(1, 6)))
     assert len(bench.controller.choices._tokens) == len(PROMPTS)
 
 
 def test_more_prompts_than_the_page_can_show_are_refused(bench: Workbench) -> None:
-    do(bench, c.AddPrompts(["1"] * MOST_PROMPTS))
+    do(bench, ask.add_prompts(["1"] * MOST_PROMPTS))
     assert bench.controller.state.prompts == PROMPTS
     assert f"at most {MOST_PROMPTS}" in errors(bench)
-    do(bench, c.AddPrompts(["1"] * (MOST_PROMPTS - len(PROMPTS))))
+    do(bench, ask.add_prompts(["1"] * (MOST_PROMPTS - len(PROMPTS))))
     assert len(bench.controller.state.prompts) == MOST_PROMPTS
-    do(bench, c.AddPrompts([""]))
+    do(bench, ask.add_prompts([""]))
     assert len(bench.controller.state.prompts) == MOST_PROMPTS
 
 
 def test_the_sum_is_checked_against_the_context_while_typing(bench: Workbench) -> None:
-    do(bench, c.EditPrompt(0, " ".join(["7"] * 121)))
+    do(bench, ask.edit_prompt(0, " ".join(["7"] * 121)))
     assert prompts(bench)["rows"][0]["over"] and prompts(bench)["kind"] == "bad"
     assert "past the context of 128" in status(bench)
     assert not enabled(bench)["run"]
-    do(bench, c.EditPrompt(0, " ".join(["7"] * 500)))
+    do(bench, ask.edit_prompt(0, " ".join(["7"] * 500)))
     assert "Shorten the prompt." in status(bench), "no number of new tokens would help"
-    do(bench, c.EditPrompt(0, " ".join(["7"] * 120)))
+    do(bench, ask.edit_prompt(0, " ".join(["7"] * 120)))
     assert enabled(bench)["run"]
 
 
@@ -265,7 +264,7 @@ def test_the_sum_is_checked_against_the_context_while_typing(bench: Workbench) -
 )
 def test_a_number_that_cannot_be_is_told_with_its_limit(bench: Workbench, name: str, value: Any, words: str) -> None:
     fields = {each["name"]: each["value"] for each in shown(bench, "inputs")["generation"]["fields"]}
-    do(bench, c.Setting(name, value))
+    do(bench, ask.setting(name, value))
     assert words in status(bench)
     assert "must be" in status(bench)
     generation = shown(bench, "inputs")["generation"]
@@ -273,23 +272,23 @@ def test_a_number_that_cannot_be_is_told_with_its_limit(bench: Workbench, name: 
     assert generation["kind"] == "bad"
     assert not enabled(bench)["run"]
     assert errors(bench) == "", "a field that is being filled in is no error of the page"
-    do(bench, c.Setting(name, fields[name]))
+    do(bench, ask.setting(name, fields[name]))
     assert enabled(bench)["run"]
 
 
 def test_a_setting_that_does_not_exist_is_told(bench: Workbench) -> None:
-    do(bench, c.Setting("temprature", 1))
+    do(bench, ask.setting("temprature", 1))
     assert "Did you mean 'temperature'" in errors(bench)
 
 
 def test_no_prompts_means_nothing_to_run(bench: Workbench) -> None:
-    do(bench, c.RemovePrompt(0), c.RemovePrompt(0))
+    do(bench, ask.remove_prompt(0), ask.remove_prompt(0))
     assert not enabled(bench)["compare"]
     assert "add one" in status(bench)
 
 
 def test_larger_type_is_a_class_of_the_page(bench: Workbench) -> None:
-    do(bench, c.LargerType(True))
+    do(bench, ask.larger_type(True))
     assert "eet-large" in bench.controller.page.box._dom_classes and shown(bench, "bar")["large"]
-    do(bench, c.LargerType(False))
+    do(bench, ask.larger_type(False))
     assert "eet-large" not in bench.controller.page.box._dom_classes

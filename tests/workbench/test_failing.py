@@ -11,14 +11,13 @@ import pytest
 from eet_lab.models import load
 from eet_lab.models.loading import Kind
 from eet_lab.workbench import Workbench
-from eet_lab.workbench import commands as c
 from eet_lab.workbench.choices import LIVE
 from eet_lab.workbench.views.bar import BADGES
-from workbench.driving import do, enabled, errors, shown, status, turn_until
+from workbench.driving import ask, do, enabled, errors, shown, status, turn_until
 
 
 def test_an_error_is_shown_with_its_remedy_and_the_session_goes_on(bench: Workbench) -> None:
-    do(bench, c.PickDtype("float16"), c.PickModel("no-such-model"))
+    do(bench, ask.pick_dtype("float16"), ask.pick_model("no-such-model"))
     assert "There is no model" in errors(bench)
     assert "Give one of demo" in errors(bench)
     assert "There is no model" in status(bench), "this line stays in view when the card does not"
@@ -26,28 +25,28 @@ def test_an_error_is_shown_with_its_remedy_and_the_session_goes_on(bench: Workbe
 
 def test_a_load_that_fails_leaves_the_model_that_was_there(bench: Workbench) -> None:
     before, before_choice = bench.model, bench.controller.state.model
-    do(bench, c.TypeModel("./mistyped"))
+    do(bench, ask.type_model("./mistyped"))
     assert bench.model is before
     assert "mistyped" in errors(bench)
     assert bench.controller.state.model is before_choice
     assert enabled(bench)["run"]
     assert shown(bench, "bar")["ask_path"], "the name stays where it can be mended"
-    do(bench, c.PickModel(LIVE))
+    do(bench, ask.pick_model(LIVE))
     assert not shown(bench, "bar")["load_again"]
-    do(bench, c.EditPrompt(0, "5 6"))
+    do(bench, ask.edit_prompt(0, "5 6"))
     assert errors(bench) == "", "a change takes down what failed"
     assert status(bench) == "ready"
-    do(bench, c.Run())
+    do(bench, ask.run())
     assert bench.result is not None
 
 
 def test_a_load_that_failed_can_be_tried_again(bench: Workbench, hf_model: Any, tmp_path: Any) -> None:
     assert not shown(bench, "bar")["load_again"]
-    do(bench, c.TypeModel(str(tmp_path / "later")))
+    do(bench, ask.type_model(str(tmp_path / "later")))
     assert errors(bench) != ""
     assert shown(bench, "bar")["load_again"]
     hf_model.save_pretrained(tmp_path / "later")
-    do(bench, c.LoadAgain())
+    do(bench, ask.load_again())
     assert errors(bench) == ""
     assert not shown(bench, "bar")["load_again"]
 
@@ -56,7 +55,7 @@ def test_the_badge_is_the_kind_of_model_and_not_its_path(bench: Workbench, hf_mo
     assert shown(bench, "bar")["badge"]["text"] == "live model"
     folder = tmp_path / "oliver-random"
     hf_model.save_pretrained(folder)
-    do(bench, c.TypeModel(str(folder)))
+    do(bench, ask.type_model(str(folder)))
     assert shown(bench, "bar")["badge"]["text"] == "weights from a folder"
     assert {load(name, device="cpu").kind for name in (str(folder), "demo")} == {"folder", "demo"}
     assert set(BADGES) == set(get_args(Kind))
@@ -64,9 +63,9 @@ def test_the_badge_is_the_kind_of_model_and_not_its_path(bench: Workbench, hf_mo
 
 @pytest.mark.parametrize("foresees", [True])
 def test_a_model_that_was_left_is_forgotten(bench: Workbench) -> None:
-    do(bench, c.PickModel("demo"), c.EditPrompt(0, "Return the name"), c.Run())
+    do(bench, ask.pick_model("demo"), ask.edit_prompt(0, "Return the name"), ask.run())
     weights = weakref.ref(bench.model.decoder.token_embedding)
-    do(bench, c.PickDtype("bfloat16"))
+    do(bench, ask.pick_dtype("bfloat16"))
     assert bench.model.dtype == "bfloat16"
     # A forecast that is under way keeps the model that it is about.
     turn_until(bench, lambda: bench.controller.background.idle)
@@ -75,14 +74,14 @@ def test_a_model_that_was_left_is_forgotten(bench: Workbench) -> None:
 
 
 def test_text_for_a_model_without_a_tokenizer_is_a_reason_and_not_the_end(bench: Workbench) -> None:
-    do(bench, c.EditPrompt(0, "Return the name"))
+    do(bench, ask.edit_prompt(0, "Return the name"))
     assert errors(bench) == ""
     assert "came without a tokenizer" in status(bench)
     assert not enabled(bench)["run"]
-    do(bench, c.EditPrompt(0, "5 499"))
+    do(bench, ask.edit_prompt(0, "5 499"))
     assert "vocabulary ends at 498" in status(bench)
     assert not enabled(bench)["run"]
-    do(bench, c.EditPrompt(0, "5 498"))
+    do(bench, ask.edit_prompt(0, "5 498"))
     assert enabled(bench)["run"]
 
 
@@ -94,12 +93,12 @@ def test_an_unexpected_exception_is_shown_with_its_traceback(bench: Workbench) -
     turn_until(bench, lambda: not bench.controller.busy)
     assert "Unexpected: ZeroDivisionError" in errors(bench)
     assert "Traceback" in errors(bench)
-    do(bench, c.Run())
+    do(bench, ask.run())
     assert errors(bench) == ""
     assert bench.result is not None
 
 
 def test_a_mistake_of_the_controller_itself_is_shown_too(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.controller.page.techniques, "show", lambda state: 1 / 0)
-    bench.controller.put(c.Toggle("mask_removal", False))
+    bench.controller.put(ask.toggle("mask_removal", False))
     turn_until(bench, lambda: "ZeroDivisionError" in errors(bench))  # not in a turn that errs

@@ -9,10 +9,9 @@ import pytest
 from eet_lab.bench.fit import CompareForecast, Forecasts
 from eet_lab.engine.forecast import Forecast
 from eet_lab.workbench import Workbench
-from eet_lab.workbench import commands as c
 from eet_lab.workbench.forecast import Fits, told
 from eet_lab.workbench.threads import Answer, Background
-from workbench.driving import answers, do, enabled, shown, status, turn, turn_until
+from workbench.driving import answers, ask, do, enabled, shown, status, turn, turn_until
 
 MiB = 2**20
 
@@ -102,7 +101,7 @@ def test_a_forecast_is_asked_again_when_memory_came_or_went(bench: Workbench, mo
     free[0] = 60 * MiB
     turn_until(bench, lambda: seen() == free[0])
     free[0] = 59 * MiB
-    do(bench, c.Run())
+    do(bench, ask.run())
     turn_until(bench, lambda: seen() == free[0])
 
 
@@ -139,10 +138,10 @@ def test_the_workbench_forecasts_its_run(bench: Workbench) -> None:
     assert first.run.fits and (first.run.num_rows, first.run.prompt_tokens, first.run.new_tokens) == (2, 6, 8)
     assert first.run.weight_bytes == bench.model.decoder.weight_bytes
     assert first.compare.total_bytes > first.run.total_bytes
-    do(bench, c.Setting("max_new_tokens", 20))
+    do(bench, ask.setting("max_new_tokens", 20))
     turn_until(bench, lambda: current(bench) and current(bench).run.new_tokens == 20)
     assert current(bench).run.kv_bytes > first.run.kv_bytes
-    do(bench, c.Setting("max_new_tokens", 10**6))
+    do(bench, ask.setting("max_new_tokens", 10**6))
     turn_until(bench, lambda: shown(bench, "inputs")["fits"]["summary"] == "")
     assert "past the context" in status(bench)
 
@@ -150,7 +149,7 @@ def test_the_workbench_forecasts_its_run(bench: Workbench) -> None:
 def test_what_was_forecast_is_what_is_held(bench: Workbench) -> None:
     turn_until(bench, lambda: current(bench))
     told = current(bench).run
-    do(bench, c.Run())
+    do(bench, ask.run())
     [run] = bench.controller.results.memory.runs.values()
     assert (told.weight_bytes, told.kv_bytes, told.activation_bytes) == (
         run.weights_bytes,

@@ -18,11 +18,10 @@ from eet_lab.bench import Comparison
 from eet_lab.errors import ResultError
 from eet_lab.paths import write_whole
 from eet_lab.workbench import Workbench, history, rows
-from eet_lab.workbench import commands as c
 from eet_lab.workbench.history import BATCH, UNREAD, History, in_memory
 from eet_lab.workbench.rows import LOCK, SIDECAR, KeptRun, locked
 from eet_lab.workbench.views.runs import runs_state
-from workbench.driving import do, errors, full, own, read_all, shown
+from workbench.driving import ask, do, errors, full, own, read_all, shown
 
 DAMAGED = [
     b"garbage",
@@ -146,7 +145,7 @@ def test_whatever_a_folder_holds_is_a_row_with_its_reason(
     for name in [*HOSTILE, "pipe.json", "endless.json", "folder.json"]:
         row = rows[Path(name).stem]
         assert row.problem and "moment" not in row.problem, name
-        do(bench, c.OpenRun(row.id))
+        do(bench, ask.open_run(row.id))
         assert errors(bench), name
     assert any("onerror" in row["name"] for row in shown(bench, "runs")["rows"]), "as text: the page makes no markup"
 

@@ -10,9 +10,8 @@ from eet_lab.figures.memory_bar import bar, held_now
 from eet_lab.monitor import Sample
 from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench
-from eet_lab.workbench import commands as c
 from eet_lab.workbench.engine_thread import Phase
-from workbench.driving import do, shown, turn, turn_until
+from workbench.driving import ask, do, shown, turn, turn_until
 
 
 def test_the_bar_is_made_of_what_lies_between_the_lines() -> None:
@@ -118,9 +117,9 @@ def test_a_kept_run_of_the_baseline_has_its_samples_and_its_name(
     monkeypatch.setattr("eet_lab.workbench.live.HZ", 500)  # a fast machine is done before the usual rate's first sample
     bench.controller.device.watch("cpu")
     bench.controller.state.choose(Recipe())
-    do(bench, c.Setting("max_new_tokens", 60), c.Run())
+    do(bench, ask.setting("max_new_tokens", 60), ask.run())
     [kept] = [each["id"] for each in shown(bench, "runs")["rows"] if each["writable"]]
-    do(bench, c.Run(), c.OpenRun(kept))
+    do(bench, ask.run(), ask.open_run(kept))
     charts = bench.controller.page.kept
     assert [each["name"] for each in charts.latency.series] == ["baseline", "selection"]
     assert {line for line, *_ in charts.latency.points} == {0}

@@ -17,11 +17,10 @@ from eet_lab.figures.outputs import PLOTLY
 from eet_lab.memory import PLANNERS, DriverCalls, Lifetime
 from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench, jobs
-from eet_lab.workbench import commands as c
 from eet_lab.workbench.engine_thread import Feed, Kept
 from eet_lab.workbench.memory import MemoryTab
 from eet_lab.workbench.threads import Answer, Receiver
-from workbench.driving import do, errors, shown, turn_until
+from workbench.driving import ask, do, errors, shown, turn_until
 
 
 def picks(bench: Workbench) -> dict[str, dict[str, Any]]:
@@ -34,10 +33,10 @@ def titles(bench: Workbench) -> list[str]:
 
 
 def test_after_a_run_the_tab_draws_its_plan_and_asks_the_other_planners(bench: Workbench) -> None:
-    do(bench, c.Run(), c.Tab("arena"))
+    do(bench, ask.run(), ask.tab("arena"))
     tab = bench.controller.results.memory
     turn_until(bench, lambda: len(picks(bench)["planner"]["options"]) > 3)
-    do(bench, c.Tab("planners"))
+    do(bench, ask.tab("planners"))
     text = str(shown(bench, "answer")["tables"])
     assert (
         "greedy by size" in text
@@ -45,37 +44,37 @@ def test_after_a_run_the_tab_draws_its_plan_and_asks_the_other_planners(bench: W
         and "KV cache" in text
         and "calls of the arena" in text
     )
-    do(bench, c.Tab("arena"))
+    do(bench, ask.tab("arena"))
     own = titles(bench)[0]
-    do(bench, c.Pick("planner", "no_reuse"))
+    do(bench, ask.pick("planner", "no_reuse"))
     assert titles(bench)[0] != own and "lower bound" in own
-    do(bench, c.Pick("pass", "decode"))
+    do(bench, ask.pick("pass", "decode"))
     turn_until(bench, lambda: tab._key in tab._placed)
     assert tab._key == ("all", "decode")
-    do(bench, c.Pick("planner", "all, side by side"))
+    do(bench, ask.pick("planner", "all, side by side"))
     assert [title.split(":")[0] for title in titles(bench)] == ["Held by each planner; alive at once"], "one at a time"
-    do(bench, c.Pick("planner", "as it ran"))
+    do(bench, ask.pick("planner", "as it ran"))
     counts = {name: len(tab.runs["all"].plan(name).lifetimes) for name in picks(bench)["pass"]["options"]}
     assert counts["both"] == counts["prefill"] + counts["decode"] > 0
-    do(bench, c.Pick("pass", "both"))
+    do(bench, ask.pick("pass", "both"))
     assert titles(bench)[0].startswith(f"{counts['both']} tensors")
-    do(bench, c.Pick("pass", "nonsense"), c.Pick("run", "nonsense"), c.Pick("planner", "nonsense"))
+    do(bench, ask.pick("pass", "nonsense"), ask.pick("run", "nonsense"), ask.pick("planner", "nonsense"))
     assert errors(bench) == ""
 
 
 def test_a_comparison_has_both_runs_and_an_older_one_none(bench: Workbench) -> None:
-    do(bench, c.Setting("repeats", 1), c.Compare(), c.Tab("arena"))
+    do(bench, ask.setting("repeats", 1), ask.compare(), ask.tab("arena"))
     assert picks(bench)["run"]["options"] == ["baseline", "all"]
-    do(bench, c.Pick("run", "baseline"))
+    do(bench, ask.pick("run", "baseline"))
     assert picks(bench)["planner"]["options"][0]["label"] == "as an arena would"
     assert "fresh tensors" in str(shown(bench, "answer")["words"])
-    do(bench, c.Tab("planners"))
+    do(bench, ask.tab("planners"))
     text = str(shown(bench, "answer")["tables"])
     assert "growing" in text and "static" in text
     kept = shown(bench, "runs")["rows"][0]["id"]
-    do(bench, c.OpenRun(kept), c.Tab("arena"))
+    do(bench, ask.open_run(kept), ask.tab("arena"))
     assert shown(bench, "answer")["tab"] == "arena" and titles(bench), "it is what was measured last"
-    do(bench, c.CloseRun(), c.Run(), c.OpenRun(kept))
+    do(bench, ask.close_run(), ask.run(), ask.open_run(kept))
     assert "arena" not in [tab["name"] for tab in shown(bench, "answer")["tabs"]]
     assert "no memory addresses" in shown(bench, "answer")["note"]["text"]
 

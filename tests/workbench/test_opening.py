@@ -12,12 +12,11 @@ from cost_tables import TURBO_2060
 
 from eet_lab.errors import ModelError, PromptError, RecipeError
 from eet_lab.workbench import Workbench
-from eet_lab.workbench import commands as c
 from eet_lab.workbench.engine_thread import EngineThread
 from eet_lab.workbench.rows import SIDECAR
 from eet_lab.workbench.serving_view import ServingView
 from eet_lab.workbench.train_view import TrainView
-from workbench.driving import PROMPTS, threads
+from workbench.driving import PROMPTS, ask, threads
 
 
 def test_a_second_workbench_closes_the_first_with_its_threads(hf_model: Any, tmp_path: Any) -> None:
@@ -43,7 +42,7 @@ def test_a_closed_page_leaves_no_model_behind(hf_model: Any, tmp_path: Any) -> N
     before = models()
     workbench = Workbench(hf_model, PROMPTS, folder=tmp_path, device="cpu", max_new_tokens=4)
     workbench.wait(30)
-    workbench.controller.put(c.ShowServing(True))
+    workbench.controller.put(ask.show_serving(True))
     workbench.press("run")
     assert workbench.wait(30) and len(models() - before) > 20
     view = ServingView(TURBO_2060, requests=20)  # without a model, and so without two of its buttons
@@ -95,7 +94,7 @@ def test_closing_waits_for_a_turn_that_starts_a_sampler(
         inner(kind)
 
     monkeypatch.setattr(workbench.controller.device, "watch", slow)
-    workbench.controller.put(c.PickDevice("cpu"))
+    workbench.controller.put(ask.pick_device("cpu"))
     assert watching.wait(5)
     workbench.close()
     assert threads() == []

@@ -17,10 +17,9 @@ from eet_lab.errors import EETError
 from eet_lab.figures.outputs import PLOTLY
 from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench, jobs
-from eet_lab.workbench import commands as c
 from eet_lab.workbench.engine_thread import Feed, Named, Progress
 from eet_lab.workbench.sheet import Sheet, SheetContent
-from workbench.driving import do, enabled, errors, shown, status, turn, turn_until
+from workbench.driving import ask, do, enabled, errors, shown, status, turn, turn_until
 
 ALL = "pre_padding,mask_removal,memory_reuse,packed_prefill"
 
@@ -39,7 +38,7 @@ def drawn(bench: Workbench) -> list[Any]:
 
 
 def test_run_streams_text_and_latency(bench: Workbench) -> None:
-    do(bench, c.Run())
+    do(bench, ask.run())
     live = bench.controller.page.live
     assert live.stream.counts == [8, 8] and live.stream.by == live.latency.series[1]["name"] == "all"
     assert len(live.latency.points) == 8
@@ -71,7 +70,7 @@ def test_compare_measures_with_the_view_at_rest(bench: Workbench, monkeypatch: p
     device = bench.controller.device
     inner = device.rest
     monkeypatch.setattr(device, "rest", lambda resting: (rests.append(resting), inner(resting)))
-    do(bench, c.Compare())
+    do(bench, ask.compare())
     assert errors(bench) == ""
     assert isinstance(bench.result, Comparison)
     assert rests[0] is True
@@ -82,7 +81,7 @@ def test_compare_measures_with_the_view_at_rest(bench: Workbench, monkeypatch: p
 
 
 def test_the_answer_is_told_alike_everywhere(bench: Workbench) -> None:
-    do(bench, c.Setting("repeats", 6), c.Compare())
+    do(bench, ask.setting("repeats", 6), ask.compare())
     assert list(tiles(bench)) == ["Time to first token", "Time per token", "Peak memory", "Same output?"]
     change = bench.result.changes["ttft_ms"]
     assert tiles(bench)["Time to first token"]["change"]["text"] == change.words("ttft_ms")
@@ -91,7 +90,7 @@ def test_the_answer_is_told_alike_everywhere(bench: Workbench) -> None:
         change.verdict == "cannot tell apart"
     )
     assert "same" in parts[-1]
-    do(bench, c.Tab("table"))
+    do(bench, ask.tab("table"))
     [table] = shown(bench, "answer")["tables"]
     cells = {line[0]: line[-1] for line in table["rows"]}
     assert cells["time to first token"] == change.words("ttft_ms")
@@ -109,7 +108,7 @@ def test_what_was_measured_so_far_stands_while_more_is(bench: Workbench, monkeyp
             seen.append((state["mode"], len(state["tiles"])))
 
     monkeypatch.setattr(bench.controller.results, "show", look)
-    do(bench, c.Setting("max_new_tokens", 20), c.Setting("repeats", 4), c.Compare())
+    do(bench, ask.setting("max_new_tokens", 20), ask.setting("repeats", 4), ask.compare())
     assert seen and set(seen) == {("running", 4)}
     assert shown(bench, "answer")["mode"] == "result"
 
@@ -117,16 +116,16 @@ def test_what_was_measured_so_far_stands_while_more_is(bench: Workbench, monkeyp
 def test_each_result_opens_on_its_own_tabs_which_all_show_something(bench: Workbench) -> None:
     def look_at_all() -> None:
         for name in tabs(bench):
-            do(bench, c.Tab(name))
+            do(bench, ask.tab(name))
             state = shown(bench, "answer")
             assert errors(bench) == "", name
             assert drawn(bench) or state["tables"] or state["words"] or state["note"], name
 
-    do(bench, c.Setting("repeats", 1), c.Compare())
+    do(bench, ask.setting("repeats", 1), ask.compare())
     look_at_all()
-    do(bench, c.Tab("tokens"))
+    do(bench, ask.tab("tokens"))
     assert shown(bench, "answer")["tab"] == "tokens"
-    do(bench, c.Ladder())
+    do(bench, ask.ladder())
     assert errors(bench) == "" and isinstance(bench.result, Ladder)
     assert shown(bench, "answer")["tab"] == "waterfall" and len(drawn(bench)) == 1
     techniques = shown(bench, "techniques")
@@ -135,14 +134,14 @@ def test_each_result_opens_on_its_own_tabs_which_all_show_something(bench: Workb
     live = bench.controller.page.live
     assert "not watched" in live.latency.note and "not watched" in live.stream.snapshot and not live.stream.prompts
     look_at_all()
-    do(bench, c.Tab("memory"))
+    do(bench, ask.tab("memory"))
     assert shown(bench, "answer")["tab"] == "memory" and drawn(bench)
-    do(bench, c.Run(), c.Tab("left_out"))
+    do(bench, ask.run(), ask.tab("left_out"))
     assert errors(bench) == "", "a tab that was clicked before it went away"
     assert shown(bench, "answer")["tab"] in tabs(bench)
     assert live.latency.note == "" and live.stream.prompts and "not watched" not in live.stream.snapshot
     look_at_all()
-    do(bench, c.Tab("table"))
+    do(bench, ask.tab("table"))
     assert drawn(bench) == [], "a figure that is not looked at is not kept"
 
 
@@ -156,43 +155,47 @@ def test_a_timeline_is_of_what_was_compared_and_not_of_what_is_chosen_now(
         return timelines(*given, **options)
 
     monkeypatch.setattr(jobs, "timelines", spy)
-    do(bench, c.TakeTimeline())
+    do(bench, ask.take_timeline())
     assert "press Compare" in errors(bench)
-    do(bench, c.Setting("repeats", 1), c.Compare())
+    do(bench, ask.setting("repeats", 1), ask.compare())
     kept = next(row["id"] for row in shown(bench, "runs")["rows"] if row["shown"])
-    do(bench, c.Toggle("mask_removal", False), c.EditPrompt(0, "9 " * 9), c.Setting("max_new_tokens", 0))
-    do(bench, c.Pin("recorded:h200-compare-gpt2-xl", True), c.TakeTimeline())
+    do(bench, ask.toggle("mask_removal", False), ask.edit_prompt(0, "9 " * 9), ask.setting("max_new_tokens", 0))
+    do(bench, ask.pin("recorded:h200-compare-gpt2-xl", True), ask.take_timeline())
     assert errors(bench) == ""
     [(_, rows, recipe), options] = asked
     assert (rows, str(recipe), str(options["baseline"])) == ([[5, 6, 7], [8, 9, 10, 11, 12, 13]], ALL, "baseline")
     assert options["max_new_tokens"] == 8
     assert "timeline" in bench.controller.results.history.open(kept)[1]
-    do(bench, c.Tab("timeline"))
+    do(bench, ask.tab("timeline"))
     assert drawn(bench)
-    do(bench, c.PickDtype("bfloat16"), c.TakeTimeline())
+    do(bench, ask.pick_dtype("bfloat16"), ask.take_timeline())
     assert "float32" in errors(bench) and "bfloat16" in errors(bench), "both are told"
 
 
 def test_a_pinned_run_that_cannot_run_here_keeps_nothing_else_from_running(bench: Workbench) -> None:
-    do(bench, c.Setting("repeats", 1), c.Setting("max_new_tokens", 2), c.Toggle("mask_removal", False))
-    do(bench, c.Pin("recorded:h200-compare-gpt2-xl", True))
-    for command, kind in ((c.Run(), Run), (c.Ladder(), Ladder)):
+    do(bench, ask.setting("repeats", 1), ask.setting("max_new_tokens", 2), ask.toggle("mask_removal", False))
+    do(bench, ask.pin("recorded:h200-compare-gpt2-xl", True))
+    for command, kind in ((ask.run(), Run), (ask.ladder(), Ladder)):
         do(bench, command)
         assert errors(bench) == "" and isinstance(bench.result, kind)
     first, second = [row["id"] for row in shown(bench, "runs")["rows"] if row["writable"]]
-    do(bench, c.Tick(first, True), c.Tick(second, True), c.MeasureTicked())
+    do(bench, ask.tick(first, True), ask.tick(second, True), ask.measure_ticked())
     assert errors(bench) == "" and isinstance(bench.result, Comparison)
-    do(bench, c.Compare())
+    do(bench, ask.compare())
     assert "cannot run here" in errors(bench)
 
 
 def test_a_pin_lets_the_baseline_be_compared_but_no_empty_ladder_be_climbed(bench: Workbench) -> None:
-    do(bench, c.Setting("repeats", 1), c.Run())
+    do(bench, ask.setting("repeats", 1), ask.run())
     kept = next(row["id"] for row in shown(bench, "runs")["rows"] if row["shown"])
-    do(bench, c.Pin(kept, True), *(c.Toggle(name, False) for name in ("pre_padding", "mask_removal", "memory_reuse")))
+    do(
+        bench,
+        ask.pin(kept, True),
+        *(ask.toggle(name, False) for name in ("pre_padding", "mask_removal", "memory_reuse")),
+    )
     assert enabled(bench) == {"run": True, "compare": True, "ladder": False, "stop": False}
     assert "No technique is on" in shown(bench, "bar")["actions"]["ladder"]["tip"]
-    do(bench, c.Ladder())
+    do(bench, ask.ladder())
     assert "No technique is on" in errors(bench)
 
 
@@ -225,14 +228,14 @@ def test_a_figure_is_drawn_anew_for_another_result_and_after_a_race(
 def test_a_logarithmic_axis_is_a_click(bench: Workbench, comparison: Comparison) -> None:
     bench.controller.results.finish(comparison, {}, {})
     for tab in ("latency", "tokens"):
-        do(bench, c.Tab(tab))
+        do(bench, ask.tab(tab))
         axes = [drawn(bench)[0]["layout"][name].get("type") for name in ("xaxis", "yaxis")]
         assert shown(bench, "answer")["tools"]["scale"] == {"name": "log", "on": "log" in axes}, "as it is drawn"
-    do(bench, c.Tab("memory"))
+    do(bench, ask.tab("memory"))
     assert shown(bench, "answer")["tools"]["scale"] is None
-    do(bench, c.Tab("latency"), c.Scale("log", True))
+    do(bench, ask.tab("latency"), ask.scale("log", True))
     assert drawn(bench)[0]["layout"]["yaxis"]["type"] == "log"
-    do(bench, c.Scale("log", False))
+    do(bench, ask.scale("log", False))
     assert drawn(bench)[0]["layout"]["yaxis"].get("type", "linear") == "linear"
 
 
@@ -242,10 +245,10 @@ def test_a_turn_ends_even_if_each_command_asks_for_another(bench: Workbench, mon
     def again(command: Any) -> None:
         asked.append(len(asked))
         if len(asked) < 100:
-            bench.controller.put(c.Stop())
+            bench.controller.put(ask.stop())
 
     monkeypatch.setattr(bench.controller, "do", again)
-    bench.controller.put(c.Stop())
+    bench.controller.put(ask.stop())
     turn(bench)
     assert asked == [0]
 
@@ -257,7 +260,7 @@ def test_what_goes_on_is_said_in_words_and_in_titles(bench: Workbench, monkeypat
     monkeypatch.setattr(clock, "start", look)
     hear = bench.controller.hear
     monkeypatch.setattr(bench.controller, "hear", lambda e: (hear(e), said.append(bench.controller.status.text)))
-    do(bench, c.PickDtype("bfloat16"), c.Setting("repeats", 1), c.Ladder())
+    do(bench, ask.pick_dtype("bfloat16"), ask.setting("repeats", 1), ask.ladder())
     assert said[0] == "loading the model GPT2LMHeadModel…" and "preparing the ladder…" in said
     assert any("all - memory reuse" in text for text in said), said
     assert any("pre-padding" in text for text in said), said
@@ -275,18 +278,18 @@ def test_the_bar_starts_again_when_kernels_have_been_built(bench: Workbench, mon
     monkeypatch.setattr("eet_lab.workbench.jobs.Engine.prepare", prepare)
     clock = bench.controller.status.clock
     monkeypatch.setattr(watching, "step", lambda event: (step(event), shares.append(clock.share)))
-    do(bench, c.Run())
+    do(bench, ask.run())
     assert shares == [pytest.approx((i + 1) / 8) for i in range(8)]
 
 
 def test_stop_ends_a_run_in_half_a_second_and_the_session_goes_on(bench: Workbench) -> None:
-    do(bench, c.Setting("max_new_tokens", 120), c.Setting("repeats", 50))
+    do(bench, ask.setting("max_new_tokens", 120), ask.setting("repeats", 50))
 
     def seconds_to_stop() -> float:
-        bench.controller.put(c.Compare())
+        bench.controller.put(ask.compare())
         turn_until(bench, lambda: bench.controller.busy and bench.controller.status.clock.share > 0)
         begun = time.monotonic()
-        bench.controller.put(c.Stop())
+        bench.controller.put(ask.stop())
         turn(bench)
         assert "stopping…" in status(bench)
         turn_until(bench, lambda: not bench.controller.busy)
@@ -295,9 +298,9 @@ def test_stop_ends_a_run_in_half_a_second_and_the_session_goes_on(bench: Workben
         return time.monotonic() - begun
 
     assert any(seconds_to_stop() < 0.5 for _ in range(3)), "the best of three: another test may have the cores"
-    do(bench, c.Setting("max_new_tokens", 4), c.Run())
+    do(bench, ask.setting("max_new_tokens", 4), ask.run())
     said = status(bench)
-    do(bench, c.Stop())
+    do(bench, ask.stop())
     assert (status(bench), errors(bench)) == (said, ""), "it was pressed as the run ended"
     assert sum(map(len, bench.result.measurement.tokens)) == 8
     latency = bench.controller.page.live.latency
@@ -306,26 +309,26 @@ def test_stop_ends_a_run_in_half_a_second_and_the_session_goes_on(bench: Workben
     seconds_to_stop()
     assert shown(bench, "bar")["headline"] and shown(bench, "bar")["status"]["kind"] == "warn"
     assert status(bench).endswith("s. The result below is the previous one."), "it stands beside that headline"
-    bench.controller.put(c.Ladder())
+    bench.controller.put(ask.ladder())
     turn_until(bench, lambda: latency.note)
-    do(bench, c.Stop())
+    do(bench, ask.stop())
     assert status(bench).startswith("Ladder was stopped") and isinstance(bench.result, Run)
     assert (latency.points, [each["name"] for each in latency.series], latency.note) == (steps, names, "")
 
 
 def test_with_nothing_switched_on_there_is_nothing_to_compare(bench: Workbench) -> None:
     for name in ("pre_padding", "mask_removal", "memory_reuse"):
-        do(bench, c.Toggle(name, False))
+        do(bench, ask.toggle(name, False))
     assert enabled(bench) == {"run": True, "compare": False, "ladder": False, "stop": False}
     assert "No technique is on" in status(bench)
-    do(bench, c.Toggle("memory_reuse", True))
+    do(bench, ask.toggle("memory_reuse", True))
     assert enabled(bench)["compare"]
 
 
 def test_actions_are_never_dropped_without_a_word(bench: Workbench) -> None:
     with pytest.raises(EETError, match="Did you mean 'compare'"):
         bench.press("comapre")
-    do(bench, c.Setting("max_new_tokens", 100))
+    do(bench, ask.setting("max_new_tokens", 100))
     bench.press("run")
     turn(bench)
     with pytest.raises(EETError, match="while something runs"):
@@ -333,18 +336,18 @@ def test_actions_are_never_dropped_without_a_word(bench: Workbench) -> None:
     bench.press("stop")
     turn_until(bench, lambda: bench.controller.idle)
     bench.close()
-    for ask in (lambda: bench.press("run"), lambda: bench.wait()):
+    for press in (lambda: bench.press("run"), lambda: bench.wait()):
         with pytest.raises(EETError, match="is closed"):
-            ask()
+            press()
 
 
 def test_a_double_click_is_one_press(bench: Workbench) -> None:
-    for command in (c.Run(), c.Compare()):
+    for command in (ask.run(), ask.compare()):
         bench.controller.put(command)
         do(bench, command)
         assert errors(bench) == "" and shown(bench, "bar")["status"]["kind"] == "plain"
-    bench.controller.put(c.Run())
-    do(bench, c.Compare())
+    bench.controller.put(ask.run())
+    do(bench, ask.compare())
     assert "compare cannot start" in errors(bench)
 
 
@@ -365,7 +368,7 @@ def test_what_is_pressed_before_the_model_is_there_waits_for_it(hf_model: Any, t
     workbench = Workbench(hf_model, ["5 6"], max_new_tokens=4, folder=tmp_path, device="cpu")
     try:
         workbench.press("run")
-        workbench.controller.put(c.Run())  # a double click
+        workbench.controller.put(ask.run())  # a double click
         turn_until(workbench, lambda: workbench.controller.idle)
         assert isinstance(workbench.result, Run) and errors(workbench) == ""
     finally:
@@ -388,7 +391,7 @@ def test_waiting_starts_what_is_not_displayed_and_ends_with_a_word(hf_model: Any
         assert workbench.controller.state.prompts == ["5 6"], "one text is one prompt"
         workbench.press("run")
         assert isinstance(workbench.wait(30), Run)
-        workbench.controller.choices.do(c.PickModel("demo"))  # keeps it busy for a while
+        workbench.controller.choices.pick_model("demo")  # keeps it busy for a while
         with pytest.raises(EETError, match=r"not done after 0 s: [^<>]*\. Give"):
             workbench.wait(0)
     finally:

@@ -17,11 +17,10 @@ from eet_lab.serving.live import Look
 from eet_lab.serving.profile import profile
 from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench, serving_jobs, serving_view
-from eet_lab.workbench import commands as c
 from eet_lab.workbench.serving_jobs import serving_recipe
 from eet_lab.workbench.serving_view import ServingController, ServingView
 from workbench import page_states
-from workbench.driving import do, errors, turn, turn_until
+from workbench.driving import ask, do, errors, turn, turn_until
 from workbench.page_harness import Open, sent, show
 
 PLACES = [".eet-pickers", ".eet-do-run", ".eet-told-block", ".eet-larger", ".eet-left-column", ".eet-live"]
@@ -49,7 +48,7 @@ def few_sizes(monkeypatch: pytest.MonkeyPatch, tables: dict[str, Any]) -> None:
 
 @pytest.fixture
 def tab(bench: Workbench) -> ServingController:
-    do(bench, c.ShowServing(True))
+    do(bench, ask.show_serving(True))
     controller = bench.controller.serving.controller
     assert controller is not None
     controller.page.fields["lengths"].value, controller.page.fields["new_tokens"].value = "4-12", "2-4"
@@ -66,12 +65,12 @@ def press(bench: Workbench, action: str) -> None:
 def test_the_switch_shows_the_page_in_place_of_the_bench_and_makes_it_once(bench: Workbench) -> None:
     page = bench.controller.page
     assert bench.controller.serving.controller is None, "few ask for it"
-    do(bench, c.ShowServing(True))
+    do(bench, ask.show_serving(True))
     assert "eet-serves" in page.box._dom_classes and page.bar.state["serving"]
     made = bench.controller.serving.controller
     assert made is not None and page.box.children[-1] is made.page.box
     assert "not measured here" in made.page._where.value and "say nothing of a GPU" in made.page._where.value
-    do(bench, c.ShowServing(False), c.ShowServing(True), c.Run())  # what runs is seen on the bench
+    do(bench, ask.show_serving(False), ask.show_serving(True), ask.run())  # what runs is seen on the bench
     assert "eet-serves" not in page.box._dom_classes and bench.controller.serving.controller is made
 
 
@@ -125,14 +124,14 @@ def test_closing_ends_a_simulation(bench: Workbench, tab: ServingController, mon
 
 def test_stop_ends_serving_from_the_page_and_from_the_bar(bench: Workbench, tab: ServingController) -> None:
     press(bench, "measure")
-    for stop in (lambda: tab.inbox.put("stop"), lambda: bench.controller.put(c.Stop())):
+    for stop in (lambda: tab.inbox.put("stop"), lambda: bench.controller.put(ask.stop())):
         tab.page.fields["rate"].value = 0.05  # somebody comes every twenty seconds
         tab.inbox.put("serve")
         turn_until(
             bench, lambda: tab.page.live.box.layout.display == "grid" and tab.page.live.charts["requests"].points
         )
         with pytest.raises(EETError, match="cannot start while"):
-            bench.controller.do(c.Run())
+            bench.controller.do(ask.run())
         begun = time.monotonic()
         stop()
         turn_until(bench, lambda: bench.controller.idle)
