@@ -91,6 +91,11 @@ class Result:
                 f"{error}. Measure again."
             ) from error
 
+    @property
+    def reads(self) -> bool:
+        """Whether it is an encoder's: its tokens are those that it reads, and a run has one step."""
+        return "batch_tokens" in self.settings
+
     def to_frame(self) -> Any:
         """A pandas DataFrame with numbers: one row per measurement."""
         return tables.frame(self)

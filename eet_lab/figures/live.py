@@ -124,7 +124,7 @@ class StripCharts:
 class TokenStream(anywidget.AnyWidget):
     """Panes of streamed text. Text is set as text, never as HTML, so a model cannot write markup into the page."""
 
-    _esm = script("Make", "Ends", "TokenStream")
+    _esm = script("Make", "Counted", "Ends", "TokenStream")
     _css = style("TokenStream")
     snapshot = T.Unicode("{}").tag(sync=True)
 

@@ -29,7 +29,7 @@ COLORS = {"prompts": theme.SELECTION, "decodes": theme.GAIN, "waste": theme.BASE
 class Race(anywidget.AnyWidget):
     """Lanes side by side with pause, scrub and one speed for all. `lanes` is plain data, so a reload shows it again."""
 
-    _esm = script("Make", "Ends", "Player", "Race")
+    _esm = script("Make", "Counted", "Ends", "Player", "Race")
     _css = style("Player", "Race")
     race = T.Dict().tag(sync=True)
 

@@ -81,7 +81,7 @@ def kinds(result: Result) -> dict[str, Callable[..., go.Figure]]:
     if isinstance(result, Run):
         drawn = {"latency": latency, "tokens": tokens_over_time, "memory": memory}
         return drawn if any(result.measurement.step_ms) else {}
-    if isinstance(result, Comparison) and _reads(result):
+    if isinstance(result, Comparison) and result.reads:
         return {"tokens": tokens_over_time, "memory": memory}
     if isinstance(result, Comparison):
         return {"latency": latency, "tokens": tokens_over_time, "memory": memory, "parity": parity}
@@ -94,11 +94,6 @@ def kinds(result: Result) -> dict[str, Callable[..., go.Figure]]:
         "memory": memory,
         **({"parity": parity} if len(result.rungs) > 1 else {}),
     }
-
-
-def _reads(result: Run | Comparison | Ladder) -> bool:
-    """Whether it is an encoder's: its tokens are those that it reads, and a run has one step."""
-    return "batch_tokens" in result.settings
 
 
 def latency(result: Run | Comparison | Ladder, log: bool | None = None) -> go.Figure:
@@ -152,11 +147,11 @@ def _first_token(
 
 def tokens_over_time(result: Run | Comparison | Ladder, log: bool | None = None) -> go.Figure:
     """How many tokens there were at each moment: the slope is the throughput. `log` is of the axis of time."""
-    done, of = ("read", "texts") if _reads(result) else ("generated", "prompts")
+    done, of = ("read", "texts") if result.reads else ("generated", "prompts")
     fig = theme.figure(f"Tokens {done} over time", height=360, legend=theme.LEGEND_BELOW)
     measured = [(name, m) for name, m in runs(result) if m.step_ms]
     if log is None:  # of one step, a logarithmic axis would have the end alone
-        log = not _reads(result) and theme.is_far(sum(m.step_ms) for _, m in measured)
+        log = not result.reads and theme.is_far(sum(m.step_ms) for _, m in measured)
     for (name, m), color in zip(runs(result), colors(result), strict=True):
         x, y = list(accumulate(m.step_ms)), list(accumulate(m.step_tokens))
         # A logarithmic axis has no 0.

@@ -105,6 +105,10 @@ function make(tag, className, text) {
   return node;
 }
 
+/* Counted: */
+// As eet_lab/words.py counts them: `1 token`, `1,024 tokens`.
+const counted = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+
 /* Ends: */
 // A text in parts: `mark` makes what stands on the page for the token that ends one, where what follows is another.
 const marked = (text, mark) => text.split(/<\|(?:endoftext|end_of_text|eot_id|im_end)\|>/).flatMap((part, i) => (i
@@ -135,7 +139,7 @@ function renderTokenStream({ model, el }) {
     const pane = panes[row];
     if (!pane) return;
     pane.said.append(...marked(text, make));
-    pane.count.textContent = count + " tokens";
+    pane.count.textContent = counted(count, "token");
     // To the end in whole lines, so that none is cut under the head: an empty one below the text makes up for the rest.
     const { body } = pane, below = body.scrollHeight - body.clientHeight;
     body.scrollTop = below - (below % parseFloat(getComputedStyle(body).lineHeight));
@@ -273,7 +277,7 @@ function buildLane(lane, prompts) {
     }
     const tokens = done ? lane.tokens[done - 1] : 0, over = ms >= end;
     time.textContent = clock(Math.min(ms, end)) + (over ? " ✓" : "");
-    count.textContent = `${tokens.toLocaleString("en")} of ${total.toLocaleString("en")} tokens`;
+    count.textContent = `${tokens.toLocaleString("en")} of ${counted(total, "token")}`;
     bar.style.width = (100 * Math.min(ms / Math.max(end, 1e-9), 1)).toFixed(2) + "%";
     box.classList.toggle("eet-lane-over", over);
   }

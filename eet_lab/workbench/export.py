@@ -107,9 +107,9 @@ def _tile(tile: Mapping[str, Any]) -> str:
 
 
 def _texts(result: Result) -> str:
-    """What each prompt became."""
+    """What each prompt became, or what an encoder read."""
     rows = (
         f'<div class="eet-text"><span class="eet-dim">{escape(each["heading"])}</span>{escape(each["text"])}</div>'
         for each in answer.words(result, "texts")
     )
-    return f"<h3>What was generated</h3>{''.join(rows)}"
+    return f"<h3>What was {'read' if result.reads else 'generated'}</h3>{''.join(rows)}"

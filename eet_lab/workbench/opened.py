@@ -43,6 +43,8 @@ class SideBySide:
     ends: tuple[Measurement, Measurement]
     of_others: str
     """What differs, so that no change can be told: "of other models", "of other prompts", or both; "" where nothing."""
+    reads: bool
+    """Whether they are an encoder's."""
 
     @classmethod
     def of(cls, rows: Sequence[KeptRun], results: Sequence[Result]) -> SideBySide:
@@ -52,7 +54,8 @@ class SideBySide:
             raise ResultError("One of these runs was stopped before anything was measured. Tick two others.")
         one, other = (result.prompts for result in results)
         differ = ["models"] * bool(models_apart(rows)) + ["prompts"] * (one != other)
-        return cls(rows, (first, second), f"of other {' and '.join(differ)}" if differ else "")
+        reads = any(result.reads for result in results)
+        return cls(rows, (first, second), f"of other {' and '.join(differ)}" if differ else "", reads)
 
     def table(self) -> dict[str, Any]:
         """All that is known of both."""
@@ -62,12 +65,14 @@ class SideBySide:
         one, other = map(facts, self.ends)
         lines += [[name, one[name], other[name]] for name in one]
         same = f"The same tokens: {'yes' if self.ends[0].tokens == self.ends[1].tokens else 'no'}."
-        notes = [f"{apart} {NOT_IN_TURN}" if apart else HOW, f"They are {self.of_others}." if self.of_others else same]
+        same = "Their vectors are not kept, so they cannot be compared." if self.reads else same
+        how = f"{apart} {NOT_IN_TURN}" if apart else NOT_IN_TURN if self.reads else HOW
+        notes = [how, f"They are {self.of_others}." if self.of_others else same]
         return {"head": ["", *(row.label for row in self.rows)], "rows": lines, "notes": notes}
 
     def tiles(self) -> list[dict[str, Any]]:
         """The second, from the first."""
-        return answer.tiles_apart(*self.ends, self.of_others)
+        return answer.tiles_apart(*self.ends, self.of_others, self.reads)
 
     def headline(self) -> dict[str, Any]:
         """What stands in the bar in place of an answer: nothing was measured of both in turn."""
@@ -151,8 +156,8 @@ class Opened:
 
     @property
     def can_race(self) -> bool:
-        """Whether it has two lanes."""
-        return self.result is not None and answer.ends(self.result) is not None
+        """Whether it has two lanes, on which tokens come one after the other."""
+        return self.result is not None and not self.result.reads and answer.ends(self.result) is not None
 
     def lanes(self) -> tuple[str, Sequence[str], list[dict[str, Any]]]:
         """The title, the prompts and the two lanes of a race."""

@@ -8,11 +8,12 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any
 
+import encoders
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eet_lab.bench import Comparison, Ladder, Spread, load_result
+from eet_lab.bench import Comparison, Ladder, Spread, compare, load_result
 from eet_lab.bench.measured import PEAK, TIMES, MiB, tokens_by_step
 from eet_lab.bench.run_memory import MEMORY_PARTS
 from eet_lab.errors import ResultError
@@ -20,10 +21,10 @@ from eet_lab.figures import results as figures
 from eet_lab.figures import theme
 from eet_lab.figures.outputs import rendered
 from eet_lab.models.loading import DEMO, DEMO_LABEL, demo_tokenizer, load
-from eet_lab.words import brief, mib
+from eet_lab.words import brief, mib, plain
 from eet_lab.workbench import export, rows
 from eet_lab.workbench.history import SHIPPED, History
-from eet_lab.workbench.opened import Opened, as_ids
+from eet_lab.workbench.opened import Opened, SideBySide, as_ids
 from eet_lab.workbench.views import answer
 
 
@@ -101,6 +102,25 @@ def test_a_higher_peak_is_explained_where_activations_grew(comparison: Compariso
     assert "MiB more. Ladder" in answer.grown(alike), "no reason but one that holds"
     same = replace(comparison, selection=replace(comparison.selection, memory=memory))
     assert answer.grown(same) == ""
+
+
+def test_a_kept_comparison_of_an_encoder_speaks_of_texts_and_vectors(tmp_path: Any) -> None:
+    found = compare(encoders.ours("bert"), [[5, 6, 7], [8, 9, 10, 11]], "all", repeats=2)
+    history = History(tmp_path)
+    row = history.add(found, {})
+    result, beside = history.open(row.id)
+    tiles = {tile["label"]: tile for tile in answer.tiles(result)}
+    assert list(tiles) == ["End to end", "Throughput", "Peak memory", "Same vectors?"]
+    output = tiles["Same vectors?"]
+    assert output["unit"] == "off fp32" and output["change"]["text"] == found.parity.verdict
+    assert output["value"] == plain(found.parity.max_error, 2) and output["tip"] == found.parity.explanation
+    assert answer.headline(result)[0]["text"].startswith("end to end") and "2 texts" in answer.about(result)
+    assert [each["heading"] for each in answer.words(result, "texts")] == ["Text 1: 3 tokens", "Text 2: 4 tokens"]
+    assert "What was read" in export.page(result)
+    assert not Opened.of(row, result, beside).can_race, "it reads all at once"
+    pair = SideBySide.of([row, row], [result, result])
+    told = {tile["label"]: (tile["value"], tile["change"]["text"]) for tile in pair.tiles()}
+    assert told["Same vectors?"] == ("–", "not checked") and "vectors are not kept" in pair.table()["notes"][-1]
 
 
 def test_a_ladder_that_was_stopped_at_once_can_be_shown_and_kept(climbed: Ladder, tmp_path: Any) -> None:

@@ -387,14 +387,14 @@ def test_lanes_stay_in_line_and_take_larger_type(opened: Open) -> None:
 
 
 def test_a_race_that_ran_unseen_is_at_the_end_of_its_texts(opened: Open) -> None:
-    pieces = [[0, 0, "word<|endoftext|>" * 200]]
-    lanes = [{"name": "all", "color": "gray", "ends_ms": [1], "tokens": [200], "pieces": pieces}]
+    lane = {"name": "", "color": "gray", "ends_ms": [1], "tokens": [1], "pieces": [[0, 0, "word<|endoftext|>" * 200]]}
     page = opened(page_states.compared(), width=1270)
     page.evaluate("document.querySelector('.eet-stage').style.display = 'none'")
-    page.evaluate(RACE, [Race._css, Race._esm, {"prompts": ["asked"], "lanes": lanes, "begin": True}])
+    page.evaluate(RACE, [Race._css, Race._esm, {"prompts": ["asked"], "lanes": [lane], "begin": True}])
     page.wait_for_function("document.querySelector('.eet-lane-said').textContent")
     page.evaluate("document.querySelector('.eet-stage').style.display = ''")
     end = "({ scrollTop, scrollHeight, clientHeight }) => scrollHeight - clientHeight - scrollTop"
     page.wait_for_function(f"({end})(document.querySelector('.eet-lane-text')) < 2")
     assert page.locator(".eet-lane-text").evaluate("(text) => text.scrollTop") > 0
     assert page.locator(".eet-lane-said small").all_text_contents() == [" [end of text] "] * 200
+    assert page.locator(".eet-lane-count").text_content() == "1 of 1 token"

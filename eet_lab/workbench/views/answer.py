@@ -12,7 +12,7 @@ from eet_lab.bench.tables import layout
 from eet_lab.figures.results import kinds
 from eet_lab.labels import names_of, short_form
 from eet_lab.models.loading import RANDOM_LABEL
-from eet_lab.words import brief, counted, percent
+from eet_lab.words import brief, counted, percent, plain
 from eet_lab.workbench.rows import Result
 
 TITLES = {
@@ -46,7 +46,14 @@ LEAST_SHARE = 0.02
 """A share of the peak. A smaller change decides nothing about what fits: it is neither good nor bad, and needs no
 reason.
 """
-TIMED = {"ttft_ms": "Time to first token", "tpot_ms": "Time per token"}
+TIMED = {
+    "ttft_ms": ("Time to first token", "ms"),
+    "tpot_ms": ("Time per token", "ms"),
+    "total_ms": ("End to end", "ms"),
+    "tokens_per_s": ("Throughput", "tokens/s"),
+}
+GENERATES, READS = ("ttft_ms", "tpot_ms"), ("total_ms", "tokens_per_s")
+"""The times that tiles tell: of what is generated, and of an encoder, which has no first token."""
 PEAK_TIP = (
     "Weights, KV cache, activations and workspaces at their peak. Bytes are counted, not sampled. "
     f"A change below {percent(LEAST_SHARE)} of the peak is grey: it decides nothing about what fits."
@@ -86,7 +93,10 @@ def tabs(result: Result | None, has_arena: bool, has_timeline: bool) -> list[dic
 
 
 def tiles(result: Result) -> list[dict[str, Any]]:
-    """First token, time per token, peak memory, same output: each with how much, and whether noise explains it."""
+    """First token, time per token, peak memory, same output: each with how much, and whether noise explains it.
+
+    An encoder's have the time end to end and the throughput, and its vectors.
+    """
     if isinstance(result, Run):
         return _run_tiles(result)
     pair = ends(result)
@@ -102,9 +112,9 @@ def tiles(result: Result) -> list[dict[str, Any]]:
         tips["tpot_ms"] = " ".join(filter(None, [tips.get("tpot_ms"), told]))
     memory = memory_change(before.memory["peak"], after.memory["peak"])
     return [
-        *_times(before, after, changes, tips),
+        *_times(before, after, READS if result.reads else GENERATES, changes, tips),
         _memory(before, after, memory, PEAK_TIP),
-        _same(before, after, {"text": word, "kind": kind}, found.explanation),
+        _vectors(found) if result.reads else _same(before, after, {"text": word, "kind": kind}, found.explanation),
     ]
 
 
@@ -118,7 +128,8 @@ def headline(result: Result) -> list[dict[str, str]]:
     if pair is None:
         return []
     parts = []
-    for key, name in (("ttft_ms", "first token"), ("tpot_ms", "per token")):
+    generates = {"ttft_ms": "first token", "tpot_ms": "per token"}
+    for key, name in ({"total_ms": "end to end"} if result.reads else generates).items():
         change = result.all_changes.get(key)
         if change is None:
             continue
@@ -131,7 +142,8 @@ def headline(result: Result) -> list[dict[str, str]]:
 
 def about(result: Result) -> str:
     """What the answer is of: which recipes, how many prompts, how often, and whether something was unsteady."""
-    device, prompts = result.environment.device_kind, counted(len(result.prompts), "prompt")
+    device = result.environment.device_kind
+    prompts = counted(len(result.prompts), "text" if result.reads else "prompt")
     if isinstance(result, Run):
         return f"{short_form(result.recipe, device)} · {prompts} · watched once"
     pair = ends(result)
@@ -207,10 +219,12 @@ def _texts(result: Result) -> list[dict[str, str]]:
     m = result.measurement if isinstance(result, Run) else pair and pair[1]
     if not m:
         return []
-    if told := meaningless(result):
+    told = "" if result.reads else meaningless(result)
+    if told or result.reads:
+        what = "Text" if result.reads else "Prompt"
         lengths = enumerate(result.prompt_lengths, 1)
-        heads = [f"Prompt {number}: {counted(length, 'token')}" for number, length in lengths]
-        texts: Sequence[str] = [" ".join(map(str, row)) for row in m.tokens]
+        heads = [f"{what} {number}: {counted(length, 'token')}" for number, length in lengths]
+        texts: Sequence[str] = [" ".join(map(str, row)) for row in m.tokens] if told else m.texts
     else:
         heads, texts = [*result.prompts], result.texts if isinstance(result, Run) else m.texts
     found = [{"heading": head, "text": text} for head, text in zip(heads, texts, strict=False)]
@@ -225,13 +239,18 @@ def _tile(
 
 
 def _times(
-    before: Measurement, after: Measurement, changes: Mapping[str, dict[str, str]], tips: Mapping[str, str]
+    before: Measurement,
+    after: Measurement,
+    keys: Sequence[str],
+    changes: Mapping[str, dict[str, str]],
+    tips: Mapping[str, str],
 ) -> Iterator[dict[str, Any]]:
     """A tile for each time, with what is told of its change."""
-    for key, label in TIMED.items():
+    for key in keys:
+        label, unit = TIMED[key]
         was, now = p50(getattr(before, key)), p50(getattr(after, key))
         told = changes.get(key, {"text": "", "kind": "dim"})
-        yield _tile(label, now, "ms", told, "" if was is None else f"from {brief(was)}", tips.get(key, ""))
+        yield _tile(label, now, unit, told, "" if was is None else f"from {brief(was)}", tips.get(key, ""))
 
 
 def _how(change: Change) -> str:
@@ -260,28 +279,35 @@ def _same(before: Measurement, after: Measurement, change: dict[str, str], tip: 
     return _tile("Same output?", f"{same:,} / {total:,}", "tokens", change, tip=tip)
 
 
-def tiles_apart(first: Measurement, second: Measurement, of_others: str) -> list[dict[str, Any]]:
+def _vectors(found: Parity) -> dict[str, Any]:
+    """What is compared of an encoder: how far its vectors are off those in fp32."""
+    word, _, kind = VERDICTS[found.verdict]
+    off = "–" if found.max_error is None else plain(found.max_error, 2)
+    change, tip = {"text": word, "kind": kind}, found.explanation
+    return _tile("Same vectors?", off, "off fp32", change, f"at most {plain(found.budget, 2)}", tip)
+
+
+def tiles_apart(first: Measurement, second: Measurement, of_others: str, reads: bool = False) -> list[dict[str, Any]]:
     """The tiles of two runs that were not timed in turn: no change is claimed of times, nor any of what is `of_others`.
 
-    That is "of other prompts" or "of other models", or "".
+    That is "of other prompts" or "of other models", or "". `reads`: they are an encoder's, whose vectors are not kept.
     """
     apart = {"text": of_others or "not timed in turn", "kind": "dim"}
-    times = _times(first, second, dict.fromkeys(TIMED, apart), {})
+    times = _times(first, second, READS if reads else GENERATES, dict.fromkeys(TIMED, apart), {})
     if of_others:
         return [*times, _memory(first, second, apart), _tile("Same output?", None, "", apart)]
     same, total = _same_tokens(first, second)
-    told = {"text": "identical", "kind": "good"} if same == total else {"text": "not checked", "kind": "dim"}
+    unknown = {"text": "not checked", "kind": "dim"}
+    told = {"text": "identical", "kind": "good"} if same == total else unknown
+    output = _tile("Same vectors?", None, "", unknown) if reads else _same(first, second, told)
     memory = memory_change(first.memory["peak"], second.memory["peak"])
-    return [*times, _memory(first, second, memory), _same(first, second, told)]
+    return [*times, _memory(first, second, memory), output]
 
 
 def _run_tiles(run: Run) -> list[dict[str, Any]]:
     m = run.measurement
-    values = (
-        *((label, p50(getattr(m, key)), "ms") for key, label in TIMED.items()),
-        ("Peak memory", m.memory["peak"] / MiB, "MiB"),
-        ("Throughput", p50(m.tokens_per_s), "tokens/s"),
-    )
+    first, each, _, throughput = ((label, p50(getattr(m, key)), unit) for key, (label, unit) in TIMED.items())
+    values = first, each, ("Peak memory", m.memory["peak"] / MiB, "MiB"), throughput
     note = {"text": "stopped" if run.stopped else "one run, no interval", "kind": "dim"}
     tip = "For numbers to compare, press Compare."
     return [_tile(label, value, unit, note, tip=tip) for label, value, unit in values]
