@@ -27,7 +27,7 @@ from eet_lab.serving.live import OnLook, serve_traffic
 from eet_lab.serving.profile import profile
 from eet_lab.technique import Recipe, registry
 from eet_lab.techniques.continuous_batching import ContinuousBatching
-from eet_lab.words import brief, counted, visible
+from eet_lab.words import brief, counted, told, visible
 
 MOST_REQUESTS = 20_000
 MOST_SEED = 2**53
@@ -130,6 +130,17 @@ class Asked:
 def usual_policies(table: CostTable) -> tuple[str, ...]:
     """Two policies that tell most beside each other on such a model."""
     return ("token_budget", "continuous_batching") if table.kind == "decoder" else ("naive_padding", "dynamic_program")
+
+
+def checked_policies(policies: str | Sequence[str]) -> tuple[str, ...]:
+    """Words of policies, of which one may stand alone; ScheduleError for what are none."""
+    words = [policies] if isinstance(policies, str) else policies
+    if not isinstance(words, Sequence) or not all(isinstance(each, str) for each in words):
+        raise ScheduleError(
+            f"policies is {told(policies)}, but it must be the name of a policy or a list of names, such as "
+            "['token_budget', 'continuous_batching']."
+        )
+    return tuple(words)
 
 
 def names_for(table: CostTable) -> list[str]:

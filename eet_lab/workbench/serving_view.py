@@ -37,6 +37,7 @@ from eet_lab.workbench.serving_jobs import (
     ModelWork,
     RunOnModel,
     against_load,
+    checked_policies,
     measure,
     serve,
     simulated,
@@ -240,8 +241,7 @@ class ServingView(ActionView):
         if table is None:
             table = EXAMPLES["generate" if self.model is None else self.model.config.stage]
         self._example = table if isinstance(table, EncoderCost | DecoderCost) else load_cost(table)
-        named = (policies,) if isinstance(policies, str) else policies
-        words = tuple(usual_policies(self._example) if named is None else named)
+        words = usual_policies(self._example) if policies is None else checked_policies(policies)
         if rate is not None:
             Gamma(rate, cv)
         check_whole(TrafficError, "seed", seed, 0, MOST_SEED)

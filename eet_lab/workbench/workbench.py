@@ -17,9 +17,11 @@ from IPython.display import HTML
 from eet_lab import devices
 from eet_lab.bench import Comparison, Ladder
 from eet_lab.engine.settings import Settings
-from eet_lab.errors import PromptError, check_known
+from eet_lab.errors import PromptError, ResultError, check_known
 from eet_lab.figures import theme
+from eet_lab.files import folder_path
 from eet_lab.models import Model
+from eet_lab.models.loading import checked_dtype
 from eet_lab.texts import RecipeLike, read_recipe
 from eet_lab.workbench import export
 from eet_lab.workbench.choices import State
@@ -44,7 +46,7 @@ class Workbench(UiThread):
 
     Opening another workbench closes this one, unless it is busy and the new one is asked for with the same words: then
     the same workbench is shown again, as after a reload of the page. `close()` ends its threads. Errors: RecipeError,
-    PromptError, ModelError (no such device).
+    PromptError, ModelError (no such device or dtype), ResultError (no path of a folder).
     """
 
     _asked_with: tuple[tuple[Any, ...], dict[str, Any]]
@@ -65,13 +67,14 @@ class Workbench(UiThread):
         recipe: RecipeLike | None = None,
         *,
         device: str | torch.device | None = None,
-        dtype: str | None = None,
+        dtype: str | torch.dtype | None = None,
         folder: str | Path = FOLDER,
         **settings: Any,
     ) -> None:
         if self is self._opened:
             return
-        state = State(model=model, device=devices.chosen(device), dtype=dtype or "auto")
+        chosen, path = devices.chosen(device), folder_path(folder, ResultError)
+        state = State(model=model, device=chosen, dtype=_dtype(dtype, chosen))
         if prompts is not None:
             state.prompts = []
             state.add_prompts(_texts(prompts))
@@ -82,7 +85,7 @@ class Workbench(UiThread):
         with devices.present(state.device):
             state.choose(read_recipe("all" if recipe is None else recipe, state.kind))
         state.settle()
-        history = History(folder)
+        history = History(path)
         if recipe is not None:
             history.set_pins_aside()
         self._make_room()
@@ -127,6 +130,11 @@ class Workbench(UiThread):
         if not isinstance(self.result, (Comparison, Ladder)):
             return HTML(theme.stylesheet() + theme.note("There is no comparison yet: press Compare or Ladder first."))
         return export.Report(self.result)
+
+
+def _dtype(dtype: str | torch.dtype | None, device: str) -> str:
+    """The page's word for a dtype; ModelError for what is none."""
+    return "auto" if dtype in (None, "auto") else str(checked_dtype(dtype, device)).removeprefix("torch.")
 
 
 def _texts(prompts: str | Sequence[str]) -> list[str]:

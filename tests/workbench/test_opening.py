@@ -10,7 +10,7 @@ import ipywidgets as W
 import pytest
 from cost_tables import TURBO_2060
 
-from eet_lab.errors import ModelError, PromptError, RecipeError
+from eet_lab.errors import ModelError, PromptError, RecipeError, ResultError, ScheduleError
 from eet_lab.workbench import Workbench
 from eet_lab.workbench.engine_thread import EngineThread
 from eet_lab.workbench.rows import SIDECAR
@@ -121,7 +121,7 @@ def test_one_that_cannot_be_opened_leaves_the_one_that_is_open(hf_model: Any, tm
     first = Workbench(hf_model, PROMPTS, folder=tmp_path, device="cpu")
     first.wait(30)
     before = sorted(threads())
-    with pytest.raises((TypeError, RuntimeError)):
+    with pytest.raises((ResultError, RuntimeError)):
         Workbench(hf_model, PROMPTS, folder=folder, device="cpu")
     assert sorted(threads()) == before and first._ui.is_alive()
     first.close()
@@ -135,6 +135,17 @@ def test_a_damaged_list_of_names_keeps_no_workbench_from_opening(hf_model: Any, 
     assert threads() == []
 
 
+def test_wrong_types_are_told_with_what_is_accepted() -> None:
+    with pytest.raises(ModelError, match="dtype is '5', but it must be one of float32, float16, bfloat16"):
+        Workbench(dtype=5)
+    with pytest.raises(ResultError, match="folder is 5, but it must be a path"):
+        Workbench(folder=5)
+    for policies in (5, b"x", ["token_budget", 5]):
+        with pytest.raises(ScheduleError, match="policies is .*, but it must be the name of a policy or a list"):
+            ServingView(policies=policies)
+    assert threads() == []
+
+
 @pytest.mark.parametrize(
     ("choices", "error"),
     [
@@ -144,6 +155,9 @@ def test_a_damaged_list_of_names_keeps_no_workbench_from_opening(hf_model: Any, 
         ({"max_new_tokens": 0}, PromptError),
         ({"max_tokens": 5}, PromptError),
         ({"device": "tpu"}, ModelError),
+        ({"dtype": 5}, ModelError),
+        ({"dtype": "int4"}, ModelError),
+        ({"folder": 5}, ResultError),
         ({"stop": (3,)}, PromptError),  # the page's own setting is the tick box
         ({"prompts": 5}, PromptError),
         ({"prompts": ["a"] * 257}, PromptError),
