@@ -122,9 +122,7 @@ class Engine(BaseEngine[Decoder]):
         check_whole(PromptError, "number", number, 0, MOST)
         if (schedule := self.parts.schedule).max_rows is None:
             raise RecipeError("Requests join one by one with continuous_batching: add it to the recipe, or `generate`.")
-        if self._slots is not None and self._slots.is_deserted:
-            self._slots.drain()
-        if self._slots is None or self._slots.idle:
+        if not self._has_requests():
             self.prepare()
             rows, columns = self._reserved if self._reserved[0] else (schedule.max_rows, COLUMNS)
             schedule, columns = schedule.of_at_most(rows), min(columns, self.model.config.context)
@@ -175,11 +173,16 @@ class Engine(BaseEngine[Decoder]):
             )
         return self._slots
 
+    def _has_requests(self) -> bool:
+        """Whether requests are in flight; what is on its way for nobody is waited for."""
+        slots = self._slots
+        if slots is not None and slots.is_deserted:
+            slots.drain()
+        return slots is not None and not slots.idle
+
     def _check_idle(self, name: str) -> None:
         """EngineBusy while requests are in flight."""
-        if self._slots is not None and self._slots.is_deserted:
-            self._slots.drain()
-        if self._slots is not None and not self._slots.idle:
+        if self._has_requests():
             raise EngineBusy(
                 f"{name} cannot begin: requests are in flight that were added one by one. Call step() until they are "
                 "done, or cancel them, or build another Engine of the same model: the weights are shared."
