@@ -29,7 +29,8 @@ from eet_lab.bench.timing import SHARED, Rounds, Series, Tally, check_budget, ch
 from eet_lab.bench.workloads import Texts, default_prompts, described
 from eet_lab.encoding import Texts as GivenTexts
 from eet_lab.encoding import as_texts
-from eet_lab.engine.encode import EncoderEngine, readable
+from eet_lab.engine.encode import EncoderEngine
+from eet_lab.engine.readable import readable
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.tasks import MEAN
 from eet_lab.errors import PromptError

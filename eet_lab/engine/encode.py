@@ -20,21 +20,19 @@ from eet_lab.engine.captured_passes import CapturedPasses, pass_name
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.in_flight import Arriving, InFlight, Run
 from eet_lab.engine.meta_trace import META, TELLING, NoArithmetic, are_alike
-from eet_lab.engine.settings import checked_texts
+from eet_lab.engine.readable import readable
 from eet_lab.engine.tasks import TextTask
-from eet_lab.errors import Cancelled, PromptError, RecipeError
+from eet_lab.errors import Cancelled, RecipeError
 from eet_lab.memory import Lifetime
-from eet_lab.models.config import EncoderConfig, VisionConfig
 from eet_lab.models.decoder import mapped
 from eet_lab.models.encoder import Encoder
 from eet_lab.models.vision import AnyEncoder, VisionEncoder
 from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.parts import Ops, Parts, unread
-from eet_lab.parts.passes import Batching, Group, Image, Pass, Readable, Text
+from eet_lab.parts.passes import Batching, Group, Pass, Readable
 from eet_lab.parts.staging import Staging, sent
 from eet_lab.parts.trace import Trace, TracedPass, bounding
 from eet_lab.progress import Cancel, Progress
-from eet_lab.words import told
 
 REMEDY = f"Use a smaller batch_tokens, fewer texts at a time (batch_size), a smaller model, or half precision. {OTHERS}"
 AHEAD = 64
@@ -48,9 +46,6 @@ SIZES: tuple[Callable[[Group], int], ...] = (
     lambda group: group.num_asked,
 )
 """What the buffers of a pass grow with."""
-
-
-PIXELS = ", but they must be finite floating-point numbers, as the checkpoint's own image processor makes them."
 
 
 class EncoderEngine(BaseEngine[AnyEncoder]):
@@ -287,73 +282,6 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
     @cached_property
     def _on_meta(self) -> AnyEncoder:
         return mapped(self.model, lambda tensor: tensor.to(META))
-
-
-def readable(
-    texts: Sequence[Readable], config: EncoderConfig, truncate: bool, waits: bool = True
-) -> Sequence[Readable]:
-    """The texts, or images, as an encoder can read them; PromptError. `waits`: to look at pixels on a GPU, too."""
-    if isinstance(config, VisionConfig):
-        for number, image in enumerate(texts, 1):
-            _check_image(number, image, config)
-        _check_finite([image.pixels for image in texts if isinstance(image, Image)], waits)
-        return texts
-    if images := [number for number, text in enumerate(texts, 1) if isinstance(text, Image)]:
-        raise PromptError(f"Text {images[0]} is an image, but this encoder ({config.family}) reads texts.")
-    return _readable_texts(texts, config, truncate)  # type: ignore[arg-type]  # which they are
-
-
-def _check_image(number: int, image: Readable, config: VisionConfig) -> None:
-    if not isinstance(image, Image):
-        raise PromptError(f"Image {number} is a text, but this encoder ({config.family}) reads images.")
-    if tuple(image.pixels.shape) != config.pixels or image.patch_size != config.patch_size:
-        raise PromptError(
-            f"Image {number} has the shape {list(image.pixels.shape)}, but this encoder reads {list(config.pixels)} "
-            "(channels, height, width). Make pixels of it by the checkpoint's own image processor."
-        )
-    if not image.pixels.is_floating_point():
-        raise PromptError(f"Image {number} has pixels that are {image.pixels.dtype}{PIXELS}")
-    if outside := [place for place in image.asked if not 0 <= place < config.context]:
-        raise PromptError(f"Image {number} has {config.context} tokens, and none at place {told(outside[0])}.")
-
-
-def _check_finite(pixels: Sequence[Tensor], waits: bool) -> None:
-    """Asked of all images at once: those that are on a GPU would each be waited for."""
-    if len(devices := {each.device: None for each in pixels}) > 1:
-        raise PromptError(f"The images are on {' and '.join(map(str, devices))}. Put all of them on one device.")
-    if not pixels or not (waits or pixels[0].device.type == "cpu"):
-        return
-    if not bool(torch.stack([*pixels]).isfinite().all()):
-        number = next(number for number, each in enumerate(pixels, 1) if not bool(each.isfinite().all()))
-        raise PromptError(f"Image {number} has pixels that are not finite{PIXELS}")
-
-
-def _readable_texts(texts: Sequence[Text], config: EncoderConfig, truncate: bool) -> list[Text]:
-    """Either all of them have token types, or none."""
-    rows = checked_texts([text.ids for text in texts], config, truncate)
-    typed, found = config.num_types > 0 and any(text.types is not None for text in texts), []
-    for number, (text, row) in enumerate(zip(texts, rows, strict=True), 1):
-        if not typed and len(row) == len(text.ids) and text.asked in ((), (0,), range(len(row))):
-            # Most texts end here: what follows would cost the host as much as the layout of their pass.
-            found.append(Text(row, None, text.asked))
-            continue
-        types = [0] * len(text.ids) if text.types is None else [*text.types]
-        if typed and (len(types) != len(text.ids) or not set(types) <= set(range(config.num_types))):
-            raise PromptError(
-                f"Text {number} has {len(text.ids)} tokens and {len(types)} token types ({told(types)}), but each "
-                f"token needs one, from 0 to {config.num_types - 1}."
-            )
-        if outside := [place for place in text.asked if not 0 <= place < len(text.ids)]:
-            raise PromptError(f"Text {number} has {len(text.ids)} tokens, and none at place {told(outside[0])}.")
-        is_cut, last = len(row) < len(text.ids), len(text.ids) - 1
-        if is_cut and (gone := [place for place in text.asked if len(row) - 1 <= place < last]):
-            raise PromptError(
-                f"Text {number} is cut to {len(row)} tokens, and the one at place {gone[0]}, which is asked for, is "
-                "gone. Shorten the text."
-            )
-        at = [min(place, len(row) - 1) for place in text.asked]  # the last token stays where a text is cut
-        found.append(text._replace(asked=at, ids=row, types=[*types[: len(row) - 1], types[-1]] if typed else None))
-    return found
 
 
 def _check_read(parts: Parts, model: AnyEncoder) -> None:

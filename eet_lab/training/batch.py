@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eet_lab.engine.encode import readable
+from eet_lab.engine.readable import readable
 from eet_lab.engine.settings import checked_texts
 from eet_lab.errors import TrainingError
 from eet_lab.models.config import Config, EncoderConfig, Seq2SeqConfig
