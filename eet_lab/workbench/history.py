@@ -394,5 +394,5 @@ def _told_apart(rows: Sequence[KeptRun]) -> list[KeptRun]:
 
 
 def _later_first(id: str) -> tuple[int, ...]:
-    """Ids begin with their date, so the later of two is the larger; "loaded-" does not count."""
-    return tuple(-ord(letter) for letter in id.removeprefix("loaded-"))
+    """Ids begin with their date, so the later of two is larger, or longer; "loaded-" does not count."""
+    return *(-ord(letter) for letter in id.removeprefix("loaded-")), 1

@@ -41,6 +41,15 @@ def test_what_is_added_is_a_row_and_comes_back_in_another_kernel(
     assert "Measured on this machine" in row.origin
 
 
+def test_of_two_runs_of_one_moment_the_later_is_first(
+    comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "STAMP", "20261128-000000-000000")
+    kept = History(tmp_path)
+    ids = [kept.add(comparison, {}).id for _ in range(3)]
+    assert len(set(ids)) == 3 and [row.id for row in own(kept)] == ids[::-1]
+
+
 def test_recordings_come_along_and_are_not_to_be_changed(tmp_path: Path) -> None:
     kept = History(tmp_path)
     read_all(kept)
