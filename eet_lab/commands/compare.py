@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(recipe=None)
 
 
-MEASURES = ("prompt", "recipe", "baseline", "ladder", "repeats", "temperature", "top_k", "seed", "device", "dtype")
-"""What has no effect on a result that was saved."""
+SHOWS = ("load", "save", "html", "trace")
+"""Options that have an effect on a result that was saved."""
 
 
 def _repeats(word: str) -> int | None:
@@ -93,8 +93,12 @@ def loaded(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     from eet_lab.bench.timeline import timelines_of
     from eet_lab.codec import content_of
 
-    if idle := [name for name in MEASURES if getattr(args, name)]:
-        raise ResultError(f"--{idle[0].replace('_', '-')} is for measuring, but --load shows a result. Leave one out.")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    usual = vars(parser.parse_args([]))
+    if idle := [f"--{name.replace('_', '-')}" for name in usual.keys() - SHOWS if getattr(args, name) != usual[name]]:
+        what = f"{' and '.join(sorted(idle))} {'is' if len(idle) == 1 else 'are'}"
+        raise ResultError(f"{what} for measuring, but --load shows a result. Leave out one or the other.")
     result, beside = read_result(content_of(args.load), str(args.load))
     steps = timelines_of(beside)
     if args.trace and steps is None:
