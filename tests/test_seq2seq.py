@@ -116,6 +116,8 @@ def test_older_checkpoints_hold_copies_and_what_is_computed(tmp_path):
         ("bart", {"encoder_layers": 3}, "lacks 16 tensors .encoder.layers.2"),
         ("marian", {"share_encoder_decoder_embeddings": False}, "a vocabulary for each of its two languages"),
         ("marian", {"decoder_start_token_id": None}, "decoder_start_token_id is missing.*Marian begins with it"),
+        ("bart", {"forced_eos_token_id": [2, 3]}, r"forced_eos_token_id is \[2, 3\] in the checkpoint, but one token"),
+        ("bart", {"forced_bos_token_id": [2, 3]}, r"forced_bos_token_id is \[2, 3\] in the checkpoint, but one token"),
         ("marian", {"bad_words_ids": 5}, "bad_words_ids or suppress_tokens is no list"),
         ("marian", {"bad_words_ids": [[V]]}, f"has {V}, but token ids are whole numbers from 0 to {V - 1}"),
         ("marian", {"bad_words_ids": [[-1]]}, "has -1, but token ids"),

@@ -128,6 +128,13 @@ def generated(settings: Settings) -> dict[str, Any]:
             raise ModelError(
                 f"{name} is {token}, but the vocabulary ends at {vocab - 1}; correct it in the checkpoint's config."
             )
+    for name in (GENERATED["forced_bos_id"], GENERATED["forced_eos_id"]):
+        told = settings.get(name)
+        if isinstance(told, (list, tuple)) and len({*told}) > 1:
+            raise ModelError(
+                f"{name} is {told!r:.60} in the checkpoint, but one token can be forced here. Name one of them in "
+                "generation_config.json, or in config.json where there is none."
+            )
     given = {ours: token for ours, token in ids.items() if token is not None}
     return {"vocab_size": vocab, "suppressed": tuple(dict.fromkeys(suppressed)), **given}
 
