@@ -82,6 +82,25 @@ def test_two_that_save_in_one_folder_write_the_same_whole_file(tmp_path, monkeyp
     assert torch.equal(load(tmp_path, device="cpu").decoder.head.weight, ours("gpt2").decoder.head.weight)
 
 
+def test_what_a_killed_writer_left_goes_and_what_one_writes_stays(tmp_path, monkeypatch):
+    parts = []
+
+    def write(tensors, path, metadata):
+        save_file(tensors, path, metadata)
+        parts.append(path.parent)
+        if len(parts) == 1:  # another saves there meanwhile
+            ours("gpt2").save(tmp_path)
+            assert path.exists() and not parts[1].exists()
+
+    monkeypatch.setattr("safetensors.torch.save_file", write)
+    ours("gpt2").save(tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    parts[0].mkdir()  # as it is where its writer is killed
+    (parts[0] / "model.safetensors").write_text("half")
+    ours("gpt2").save(tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
 def test_a_tokenizer_and_what_it_was_called_go_along(tmp_path):
     load("demo", device="cpu").save(tmp_path / "copy")
     again = load(tmp_path / "copy", device="cpu")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from platform import node
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -173,13 +177,48 @@ def write(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tenso
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        with TemporaryDirectory(prefix=f"{SAFE}.part-", dir=folder) as own:
-            unfinished = Path(own) / SAFE
+        with _own_part(folder) as own:
+            unfinished = own / SAFE
             save_file(on_host, unfinished, metadata={"format": "pt"})
             for path in (folder / INDEX.format(SAFE), *folder.glob("model-?????-of-?????.safetensors")):
                 path.unlink(missing_ok=True)
             unfinished.replace(folder / SAFE)
         (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _own_part(folder: Path) -> Iterator[Path]:
+    """A folder inside for what is not whole yet; it goes in the end, and those that killed writers left go before.
+
+    Whoever writes holds the lock on a part, which ends with the process. The name has the machine's, since a file
+    system of several may not show one the locks of others, and a part is made under the lock on the whole folder, lest
+    another takes it for left before it is locked.
+    """
+    prefix = f"{SAFE}.part-{node()}-"
+    with ExitStack() as stack:
+        with _locked(folder, fcntl.LOCK_EX) as can_lock:
+            for left in folder.glob(f"{glob.escape(prefix)}*") if can_lock else ():
+                with suppress(OSError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_left:
+                    if is_left:
+                        shutil.rmtree(left)
+            own = Path(stack.enter_context(TemporaryDirectory(prefix=prefix, dir=folder)))
+            stack.enter_context(_locked(own, fcntl.LOCK_EX))
+        yield own
+
+
+@contextmanager
+def _locked(folder: Path, how: int) -> Iterator[bool]:
+    """Hold the lock on a folder; False where another holds it, and on file systems that have none."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(opened, how)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(opened)
 
 
 @contextmanager
