@@ -130,7 +130,7 @@ def generated(settings: Settings) -> dict[str, Any]:
             )
     for name in (GENERATED["forced_bos_id"], GENERATED["forced_eos_id"]):
         told = settings.get(name)
-        if isinstance(told, (list, tuple)) and len({*told}) > 1:
+        if isinstance(told, (list, tuple)) and any(each != told[0] for each in told):
             raise ModelError(
                 f"{name} is {told!r:.60} in the checkpoint, but one token can be forced here. Name one of them in "
                 "generation_config.json, or in config.json where there is none."
