@@ -330,11 +330,19 @@ def test_progress_off_a_terminal_is_lines(capsys):
 def on_a_terminal(monkeypatch):
     """Both streams are one; what it was sent until now."""
     controller, its = os.openpty()
-    os.set_blocking(controller, False)
-    with open(its, "w") as stream, open(controller, "rb", buffering=0) as shown:
+    with open(its, "w") as stream, open(controller, "rb", buffering=0) as terminal:
+
+        def shown() -> str:
+            """A terminal gets it a while after it was written, so up to a mark."""
+            print(end="\0", file=stream, flush=True)
+            found = b""
+            while not found.endswith(b"\0"):
+                found += terminal.read(4096)
+            return found[:-1].decode()
+
         for name in ("stdout", "stderr"):
             monkeypatch.setattr(f"sys.{name}", stream)
-        yield lambda: (shown.read(4096) or b"").decode()
+        yield shown
 
 
 @pytest.mark.parametrize("is_built", [False, True])
