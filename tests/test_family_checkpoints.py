@@ -12,6 +12,8 @@ import transformers
 from conftest import make_gpt2
 from families import CONFIGS, CONTEXT, V, ours, theirs
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -99,6 +101,19 @@ def test_what_a_killed_writer_left_goes_and_what_one_writes_stays(tmp_path, monk
     (parts[0] / "model.safetensors").write_text("half")
     ours("gpt2").save(tmp_path)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "demo"])
+def test_a_tokenizer_that_was_given_is_saved_in_place_of_the_checkpoints_own(kind, tmp_path):
+    if kind != "demo":  # without one
+        theirs(kind).save_pretrained(tmp_path / kind)
+    words = Tokenizer(WordLevel({"a": 0, "b": 1}))
+    model = load("demo" if kind == "demo" else tmp_path / kind, device="cpu", tokenizer=words)
+    assert model.encode("b") == [1]
+    model.save(tmp_path / "copy")
+    assert load(tmp_path / "copy", device="cpu").encode("b") == [1]
+    others = {path.name for path in (tmp_path / "copy").iterdir()} - {"config.json", "model.safetensors"}
+    assert others == {"tokenizer.json", "generation_config.json"}
 
 
 def test_a_tokenizer_and_what_it_was_called_go_along(tmp_path):

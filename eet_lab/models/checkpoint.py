@@ -38,12 +38,11 @@ TOKENIZER_FILES = (
     "spiece.model",
     "source.spm",
     "target.spm",
-    "generation_config.json",
-    "preprocessor_config.json",
 )
+OTHER_FILES = ("generation_config.json", "preprocessor_config.json")
 INDEX = "{}.index.json"
 """What names the shards of weights, by the name of a single file."""
-HUB_FILES = ["config.json", "model*.safetensors", INDEX.format(SAFE), *TOKENIZER_FILES]
+HUB_FILES = ["config.json", "model*.safetensors", INDEX.format(SAFE), *TOKENIZER_FILES, *OTHER_FILES]
 AGAIN = "Download or save the model again."
 
 
@@ -142,10 +141,10 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"{path} is damaged or incomplete ({error}); download or save it again.") from error
 
 
-def copy_tokenizer(source: Path, folder: Path) -> None:
-    """What a checkpoint has beside its weights, for texts. ModelError where it cannot be copied."""
+def copy_others(source: Path, folder: Path, has_tokenizer: bool) -> None:
+    """What a checkpoint has beside its weights, with or without its tokenizer. ModelError where it cannot be copied."""
     with _writing(folder):
-        for path in (source / name for name in TOKENIZER_FILES):
+        for path in (source / name for name in (*OTHER_FILES, *TOKENIZER_FILES * has_tokenizer)):
             if path.is_file() and path.resolve() != (folder / path.name).resolve():
                 shutil.copyfile(path, folder / path.name)
 

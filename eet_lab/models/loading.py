@@ -50,6 +50,8 @@ class Model:
     """What its config.json says; None for random weights, whose config tells it."""
     folder: Path | None = field(default=None, repr=False)
     """Where it was read."""
+    is_tokenizer_given: bool = field(default=False, repr=False)
+    """Whether the tokenizer stands in for the checkpoint's own."""
 
     @property
     def generator(self) -> Decoder | Seq2Seq:
@@ -110,17 +112,18 @@ class Model:
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write it as a Hugging Face checkpoint, in its present dtype: config.json, model.safetensors, and what its own
-        checkpoint had of a tokenizer, or tokenizer.json. Each weight is as it was loaded, to the bit. Errors:
-        ModelError.
+        checkpoint had of a tokenizer, or tokenizer.json; a tokenizer of transformers has a `save_pretrained` of its
+        own. Each weight is as it was loaded, to the bit. Errors: ModelError.
         """
         settings = settings_of(self.config) if self.settings is None else self.settings
         path = folder_path(folder, ModelError)
         weights.saved(self.network, settings, path)
-        if self.folder is not None:
-            checkpoint.copy_tokenizer(self.folder, path)
-            return
-        weights.save_ends(self.config, settings, path)
-        if self.tokenizer is not None and (written := self.tokenizer.written()):
+        is_copied = self.folder is not None and not self.is_tokenizer_given
+        if self.folder is None:
+            weights.save_ends(self.config, settings, path)
+        else:
+            checkpoint.copy_others(self.folder, path, has_tokenizer=is_copied)
+        if not is_copied and self.tokenizer is not None and (written := self.tokenizer.written()):
             checkpoint.write_tokenizer(written.json, path)
 
 
@@ -168,7 +171,7 @@ def load(
     else:
         raise ModelError(f"There is no model {str(model)!r}.{did_you_mean(str(model), NAMES)} Give {SOME_MODEL}.")
     if tokenizer is not None:
-        loaded = replace(loaded, tokenizer=Tokenizer.of(tokenizer))
+        loaded = replace(loaded, tokenizer=Tokenizer.of(tokenizer), is_tokenizer_given=True)
     if loaded.tokenizer is not None:
         loaded.tokenizer.check_fits(loaded.config.vocab_size)
     if dtype is None and kind.itemsize == 2:
