@@ -25,8 +25,14 @@ ROUNDS = "EET_TEST_ROUNDS"
 """A variable of a kernel's environment: how many rounds are timed, in place of so many that enough is known."""
 FEW_STEPS = 20
 """Steps of the lesson's training there; that the demo learns in all of them is tested with the demos."""
+FEW_TEXTS = 5
+"""Of the batch that lesson 8 takes apart."""
 FEW_ROWS = 3
 """Of the batch whose cache lessons have grow: as many steps and figures, of smaller tensors."""
+FEW_SERVED = 3
+"""Requests that lesson 5 gives to each of its engines, two thirds of whose time goes to the baseline."""
+FEW_TOKENS = 16
+"""Of each rung of lesson 4's ladder: as many rungs, calls and figures."""
 LONGEST = 1 << 20
 """Bytes of a kernel's environment, at most."""
 
@@ -111,13 +117,16 @@ def begin(asked: socket.socket) -> None:
     from ipywidgets import register_comm_target
 
     from eet_lab.bench import timing
-    from eet_lab.lessons import memory_reuse
+    from eet_lab.lessons import decode_speed, fast_training, memory_reuse, variable_length
     from eet_lab.training import demos
 
     timing.LEAST_PAIRS = timing.MOST_ROUNDS = int(os.environ.get(ROUNDS, timing.LEAST_PAIRS))
     if ROUNDS in os.environ:
         demos.DEMOS["gpt2-tiny"] = demos.DEMOS["gpt2-tiny"].in_steps(FEW_STEPS)
         memory_reuse.LOADS["cpu"] = (memory_reuse.LOADS["cpu"][0], FEW_ROWS)
+        fast_training.NUM_TEXTS = FEW_TEXTS
+        variable_length.NUM_SERVED = FEW_SERVED
+        decode_speed.NEW_TOKENS = FEW_TOKENS
     register_comm_target()  # ipywidgets does so where it is imported in a kernel
     sys.argv = ["ipykernel_launcher", *told["words"], f"--IPKernelApp.parent_handle={os.getppid()}"]
     launch_new_instance()

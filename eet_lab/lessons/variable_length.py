@@ -200,6 +200,8 @@ SHOWN_FOR_EET = ("arena, grown", "arena, reserved", "chunks, arrival, immediate"
 
 
 NUM_REQUESTS = 12
+NUM_SERVED = NUM_REQUESTS
+"""So many of them are given to engines."""
 NEW_TOKENS = 4
 PLANNERS = ("greedy_by_size", "chunked", "eet_repaired", "no_reuse")
 
@@ -234,7 +236,7 @@ def on_paper(model: Model) -> Shown:
 
 def on_the_engine(model: Model) -> Shown:
     """The same stream for real: one engine for each planner, whose pool lives from request to request."""
-    truth = [_tokens(Engine(model.decoder), prompt) for prompt in requests(model)]
+    truth = [_tokens(Engine(model.decoder), prompt) for prompt in requests(model, NUM_SERVED)]
     rows = []
     for name in PLANNERS:
         calls, held_bytes, tokens = _ran(model, name)
@@ -251,7 +253,7 @@ def _ran(model: Model, planner: str) -> tuple[int, int, list[tuple[int, ...]]]:
     """Driver calls, bytes held at the end, and the tokens of an engine that has served the stream."""
     recipe = Recipe.parse(f"{BASE},memory_reuse:planner={planner}", model.device)
     with closing(Engine(model.decoder, recipe.parts)) as engine:
-        tokens = [_tokens(engine, prompt) for prompt in requests(model)]
+        tokens = [_tokens(engine, prompt) for prompt in requests(model, NUM_SERVED)]
         calls = engine.memory.calls
         return calls.allocations + calls.frees, engine.memory.held_bytes, tokens
 
