@@ -143,11 +143,13 @@ def fits(page: Any) -> str:
 def settled(page: Any, wrong: Callable[[Any], str], seconds: float = 60) -> None:
     """Wait until nothing is wrong, and stays so for a while: plotly.js draws again some time after each event."""
     deadline, right = time.monotonic() + seconds, 0
-    while right < 4:
+    while True:
         page.evaluate(TWO_FRAMES)
         told = wrong(page)
         right = 0 if told else right + 1
         assert time.monotonic() < deadline, told
+        if right == 4:
+            return
         page.wait_for_timeout(150)
 
 
