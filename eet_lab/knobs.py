@@ -55,7 +55,9 @@ def check_knobs(technique: Any) -> None:
         value, kind = getattr(technique, f.name), type(f.default)
         choices, low, high = _limits(f)
         if choices:
-            fine, hint = value in choices, _nearest(value, choices)
+            # 1, 1.0 and True are equal, but only one of them is read back from the technique's words.
+            fine = any(type(value) is type(choice) and value == choice for choice in choices)
+            hint = _nearest(value, choices)
         else:
             fits, hint = type(value) is kind or (kind is float and type(value) is int), ""
             fine = fits and (low is None or value >= low) and (high is None or value <= high)

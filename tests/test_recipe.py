@@ -241,6 +241,13 @@ def test_what_a_technique_requires_it_may_refine(own):
 def test_a_knob_keeps_its_type():
     with pytest.raises(RecipeError, match=r"100.5.*a whole number from 16 to 4096"):
         registry()["cuda_graphs"](bucket=100.5)
+    for name, turned, value, says in (
+        ("fused_kernels", "norm_rows", 2.0, "norm_rows is 2.0, but it must be one of 1, 2"),
+        ("int8_weights", "head", 1, "head is 1, but it must be True or False"),
+        ("continuous_batching", "joins", 0, "joins is 0, but it must be True or False"),
+    ):
+        with pytest.raises(RecipeError, match=says):
+            registry()[name](**{turned: value})
 
 
 def _without_apply():
