@@ -26,6 +26,7 @@ from eet_lab.scheduling.policies import DynamicProgram, LengthBuckets, NaivePadd
 from eet_lab.scheduling.queued import Queue
 from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
 from eet_lab.serving import reader, warm_up
+from eet_lab.serving.generator import SERVED_TEMPERATURES
 from eet_lab.serving.profile_passes import DECODE_STEPS
 from eet_lab.serving.warm_up import warm_up_decoder
 from eet_lab.technique import Recipe
@@ -54,6 +55,23 @@ def test_a_pass_of_each_of_few_sizes_is_run_before_others_come(store, policy, co
     assert run <= {*sizes} and len({*sizes}) < 60
     # Where pages are scarce, not all rows have room for prompts that fill their slots.
     assert {*sizes} - run <= ({max(sizes)} if store == "paged" else set())
+
+
+@pytest.mark.parametrize(
+    "asked", [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 2.0, "top_k": 3}, {"logprobs": 2}]
+)
+def test_a_served_request_needs_no_memory_of_its_own_whatever_it_asks_for(asked):
+    parts = Recipe.parse(recipe("static", "rows=4")).parts
+    decoder = weights.random_decoder(Config(1, 8, 1, 16, 5000, 256), 0, torch.device("cpu"), torch.float32)
+    engine = Engine(decoder, parts)
+    engine.reserve(4, 38, Settings(2))
+    warm_up_decoder(engine, None, SERVED_TEMPERATURES)
+    held, generation, log = engine.memory.num_bytes, engine.memory.generation, engine.slots._logprobs
+    request = engine.add([1, 2, 3], Settings(4, **asked))
+    while not request.done:
+        engine.step()
+    assert (engine.memory.num_bytes, engine.memory.generation) == (held, generation)
+    assert log is not None and engine.slots._logprobs is log
 
 
 def test_what_passes_are_told_apart_by():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Hashable, Iterator, Sequence
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,9 @@ Rows = Sequence[Sequence[int]]
 
 MOST_TOKENS, FEW_NEW_TOKENS = 4096, 4
 """The most tokens of a decoder's pass that is run, and how many decode steps."""
+LIMITED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.5}
+TELLS: dict[str, Any] = {"logprobs": 0}
+"""What a request may ask for beside its temperature, as `Settings`."""
 FEW_TEXTS = 4
 """Texts that warm an encoder up."""
 SAMPLES, DRAWN = 6, 64
@@ -40,25 +44,23 @@ def warm_up_decoder(engine: Engine, cancel: Cancel | None = None, temperatures: 
 
     A GPU's libraries load kernels for a size when it first comes, and passes of few tokens are traced then; passes that
     are captured are run twice. All of it is done for requests of each of the `temperatures`: what draws a token is
-    captured apart, and needs more memory than what does not, so it comes first. On a CPU nothing depends on it.
-    Errors: Cancelled, OutOfMemory.
+    captured apart, and needs more memory than what does not, so it comes first. Where one of them draws, a few steps
+    are run before for a request with a top-p, which needs the most, and for one that asks for log-probabilities: then
+    neither needs memory, nor moves what was captured, when it comes. Errors: Cancelled, OutOfMemory.
     """
+    if any(temperatures):
+        _run(engine, cancel, [1], Settings(1, **LIMITED))  # opens the slots
+        assert engine.slots is not None
+        for asked in (LIMITED, TELLS):
+            _run(engine, cancel, [1], Settings(min(FEW_NEW_TOKENS, engine.slots.capacity - 1), **asked))
     for temperature in sorted(temperatures, reverse=True):
         _warm_up(engine, cancel, temperature)
     engine.reset_prefix_cache()
 
 
 def _warm_up(engine: Engine, cancel: Cancel | None, temperature: float) -> None:
-    vocab = engine.model.config.vocab_size
-
     def run(lengths: Sequence[int], new_tokens: int = 1) -> None:
-        engine.reset_prefix_cache()  # which has these tokens
-        # Rows that begin alike would wait for each other there.
-        prompts = [[row % vocab] * length for row, length in enumerate(lengths)]
-        requests = [engine.add(prompt, Settings(new_tokens, temperature=temperature)) for prompt in prompts]
-        while not all(request.done for request in requests):  # a step may tell nothing before the last
-            engine.step()
-            raise_if_cancelled(cancel, "The warm-up")
+        _run(engine, cancel, lengths, Settings(new_tokens, temperature=temperature))
 
     run([1])  # opens the slots
     slots = engine.slots
@@ -77,6 +79,18 @@ def _warm_up(engine: Engine, cancel: Cancel | None, temperature: float) -> None:
         for lengths in [*kinds.values()] * 2 if is_captured else [*kinds.values()][:1]:
             run(lengths)
     run([longest], min(FEW_NEW_TOKENS, slots.capacity - longest))
+
+
+def _run(engine: Engine, cancel: Cancel | None, lengths: Sequence[int], settings: Settings) -> None:
+    """Prompts of these lengths, to their last tokens."""
+    vocab = engine.model.config.vocab_size
+    engine.reset_prefix_cache()  # which has these tokens
+    # Rows that begin alike would wait for each other there.
+    prompts = [[row % vocab] * length for row, length in enumerate(lengths)]
+    requests = [engine.add(prompt, settings) for prompt in prompts]
+    while not all(request.done for request in requests):  # a step may tell nothing before the last
+        engine.step()
+        raise_if_cancelled(cancel, "The warm-up")
 
 
 @on_its_encoders_device
