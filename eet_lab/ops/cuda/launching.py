@@ -111,17 +111,24 @@ HOPPER = Limits(227 * 1024, 132)  # where there is no GPU to ask
 
 @cache
 def limits() -> Limits | None:
-    """The limits of the first GPU that was asked for; None where there is none."""
-    if not torch.cuda.is_available():
-        return None
-    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    """The limits of every GPU that there is; None where there are two kinds, or no GPU."""
+    kinds = {_limits_of(number) for number in range(torch.cuda.device_count())} if torch.cuda.is_available() else ()
+    return next(iter(kinds)) if len(kinds) == 1 else None
+
+
+@cache
+def _limits_of(number: int) -> Limits:
+    properties: Any = torch.cuda.get_device_properties(number)
     is_hopper = (properties.major, properties.minor) == (9, 0)
     return Limits(properties.shared_memory_per_block_optin, properties.multi_processor_count, is_hopper)
 
 
 def gpu() -> Limits:
-    """The limits of the GPU; those of an H100 where there is none."""
-    return limits() or HOPPER
+    """The limits of the GPU that is launched on; those of an H100 where there is none.
+
+    Each launch asks, and where all GPUs are of one kind torch need not say which one is current.
+    """
+    return limits() or (_limits_of(torch.cuda.current_device()) if torch.cuda.is_available() else HOPPER)
 
 
 @cache
