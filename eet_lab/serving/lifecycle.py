@@ -96,13 +96,16 @@ class Lifecycle(ABC):
         """What `drain` does of a server that is up."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections; port 0 is any that is free. Errors: SetupError."""
+def listen(host: str, port: int, is_shared: bool = False) -> socket.socket:
+    """A socket that takes connections; port 0 is any that is free. Of several that share a port, each gets some.
+
+    Errors: SetupError.
+    """
     if not is_whole(port, 0, LAST_PORT):
         raise SetupError(f"port is {told(port)}, but it must be a whole number from 0 (any free one) to {LAST_PORT:,}.")
     try:
         [family, *_, address] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server(address[:2], family=family, backlog=2048)
+        listening = socket.create_server(address[:2], family=family, backlog=2048, reuse_port=is_shared)
     except (TypeError, ValueError) as error:  # a name that cannot be encoded is the latter
         raise SetupError(f"host is {told(host)}, but it must be a name or an address, such as '127.0.0.1'.") from error
     except OSError as error:

@@ -46,6 +46,21 @@ def recipe_to_serve(model: Model, recipe: RecipeLike | None, device: str, option
     return as_recipe(usual if recipe is None else recipe, device, model.config)
 
 
+def card_of(model: Model, recipe: Recipe, options: Options) -> Card:
+    """What a front has to know of a model, which need not have its weights."""
+    is_encoder = isinstance(model.network, Encoder)
+    return Card(
+        name=options.served_model_name or model.name,
+        recipe=str(recipe),
+        columns=options.columns(model.config.context, is_encoder),
+        ends=model.config.ends,
+        vocab_size=model.config.vocab_size,
+        is_encoder=is_encoder,
+        tokenizer=model.tokenizer,
+        folder=model.folder,
+    )
+
+
 class Service:
     """A model, the thread that has its engine, and what a front has to know of them, wherever that runs.
 
@@ -55,17 +70,8 @@ class Service:
     def __init__(self, model: Model, recipe: RecipeLike | None = None, options: Options | None = None) -> None:
         self.model, self.options = model, options or Options()
         self.recipe = recipe_to_serve(model, recipe, model.device, self.options)
-        is_encoder = isinstance(model.network, Encoder)
-        self.card = Card(
-            name=self.options.served_model_name or model.name,
-            recipe=str(self.recipe),
-            columns=self.options.columns(model.config.context, is_encoder),
-            ends=model.config.ends,
-            vocab_size=model.config.vocab_size,
-            is_encoder=is_encoder,
-            tokenizer=model.tokenizer,
-            folder=model.folder,
-        )
+        self.card = card_of(model, self.recipe, self.options)
+        is_encoder = self.card.is_encoder
         self.reader = Reader(model, self.recipe, self.options.policy, self._tasks()) if is_encoder else None
         self.generator = None if is_encoder else Generator(model, self.recipe, self.card.columns)
         worker = self.reader or self.generator

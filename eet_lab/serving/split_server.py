@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from eet_lab.errors import SetupError
 from eet_lab.paths import PACKAGE
@@ -53,7 +54,7 @@ class SplitServer(Lifecycle):
         finally:
             reading.cancel()
             ready.cancel()
-        code = await asyncio.to_thread(_ended, self._front)
+        code = await asyncio.to_thread(ended, self._front)
         if code or not self._is_ending:
             raise SetupError(
                 f"The server's front (process {self._front.pid}) has ended with {code}, and its requests with it. Its "
@@ -66,7 +67,7 @@ class SplitServer(Lifecycle):
             self._channel.close()
         if self._front is not None:
             self._front.terminate()
-            await asyncio.to_thread(_ended, self._front)
+            await asyncio.to_thread(ended, self._front)
         await asyncio.to_thread(self._generator.close)
 
     def _drain_up(self) -> None:
@@ -97,30 +98,38 @@ class SplitServer(Lifecycle):
 def _started(listening: socket.socket) -> tuple[Channel, subprocess.Popen[bytes]]:
     """A front, which has this socket alone from now on, and the channel to it."""
     ours, its = socket.socketpair()
-    fds = (its.fileno(), listening.fileno())
+    try:
+        front = start_front("eet_lab.serving.front_process", (its, listening))
+    except SetupError as error:
+        ours.close()
+        raise SetupError(f"{error} Say front='thread'.") from error
+    return Channel(ours), front
+
+
+def start_front(module: str, sockets: Sequence[socket.socket], *words: str) -> subprocess.Popen[bytes]:
+    """A process that runs this module, which has these sockets alone from now on. Errors: SetupError."""
+    fds = tuple(each.fileno() for each in sockets)
     # By a command, not by multiprocessing: a fork would copy CUDA's threads' locks, and a spawn would run the script
     # or the notebook again. In a session of its own, for Ctrl+C is for the engine's process, which drains both.
-    command = [sys.executable, "-P", "-m", "eet_lab.serving.front_process", *map(str, fds)]
+    command = [sys.executable, "-P", "-m", module, *map(str, fds), *words]
     # It imports what this process would, but for what lies where this happens to run.
     paths = [*filter(None, sys.path), str(PACKAGE.parent)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     try:
-        front = subprocess.Popen(
+        return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, pass_fds=fds, env=environment, start_new_session=True
         )
     except OSError as error:
-        ours.close()
-        raise SetupError(f"The server's front cannot be started: {error}. Say front='thread'.") from error
+        raise SetupError(f"The server's front cannot be started: {error}.") from error
     finally:
-        its.close()
-        listening.close()
-    return Channel(ours), front
+        for each in sockets:
+            each.close()
 
 
-def _ended(front: subprocess.Popen[bytes]) -> int:
-    """Its exit status, once it has ended."""
+def ended(front: subprocess.Popen[bytes], patience_s: float = PATIENCE_S) -> int:
+    """Its exit status, once it has ended; after the time it is killed."""
     try:
-        return front.wait(PATIENCE_S)
+        return front.wait(patience_s)
     except subprocess.TimeoutExpired:
         front.kill()
         return front.wait()
