@@ -156,6 +156,7 @@ def _serve_replicas(args: argparse.Namespace, options: dict[str, Any]) -> None:
             signal.signal(number, end)
         print(f"Serving {served.what} on {served.url}; Ctrl+C ends it.", flush=True)
         while True:  # an event's `wait` holds a lock for a moment, on which a handler that sets it would hang
+            served.check()
             time.sleep(1)
     except KeyboardInterrupt:
         pass

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from eet_lab import ray_here
@@ -15,6 +17,7 @@ from eet_lab.threads import num_cores
 from eet_lab.words import counted
 
 if TYPE_CHECKING:
+    from eet_lab.serving.fronts import Fronts
     from eet_lab.serving.replica import ReplicaArgs
 
 RESOURCES = {"cuda": "GPU", "cpu": "CPU"}
@@ -32,13 +35,36 @@ HEALTH_S = 1.0
 """How often a replica is asked for its health. After three failures another one takes its place."""
 ASK_S = 10.0
 """The time for replicas to answer what they are asked by name."""
+LOOK_S = 0.05
+"""How often replicas that drain are asked whether all are done."""
+HERE = "127.0.0.1"
 
 
 class Running:
-    """An application of Ray Serve. `is_ours`: the cluster was started for it, and ends with it."""
+    """An application of Ray Serve. `is_ours`: the cluster was started for it, and ends with it.
 
-    def __init__(self, handle: Any, is_ours: bool) -> None:
-        self._handle, self._is_ours = handle, is_ours
+    `fronts` answer its clients; None: Ray's proxy does.
+    """
+
+    def __init__(self, handle: Any, is_ours: bool, fronts: Fronts | None = None) -> None:
+        self._handle, self._is_ours, self._fronts = handle, is_ours, fronts
+
+    def check(self) -> None:
+        """Errors: SetupError once clients are not answered any more as they should be."""
+        if self._fronts is not None:
+            self._fronts.check()
+
+    def drain(self, drain_s: float) -> None:
+        """Finish what was accepted within this time, and refuse the rest. Errors: those of `ask`."""
+        if self._fronts is not None:
+            self._fronts.drain(drain_s)
+            return
+        end = time.monotonic() + drain_s
+        while sum(self.ask("drain")):
+            if time.monotonic() > end:
+                self.ask("end_all")
+                return
+            time.sleep(LOOK_S)
 
     def ask(self, method: str) -> list[Any]:
         """What each replica answers. Errors: TimeoutError; Ray's own where one is lost."""
@@ -55,6 +81,8 @@ class Running:
 
     def close(self) -> None:
         """End the processes."""
+        if self._fronts is not None:
+            self._fronts.close()
         _leave(self._is_ours)
 
 
@@ -63,9 +91,10 @@ def run(args: ReplicaArgs, scale: dict[str, Any], most: int, host: str, port: in
 
     `scale` are the deployment's own options. Errors: SetupError, with a replica's own reason where it did not start.
     """
+    from eet_lab.serving.fronts import Fronts, num_fronts
     from eet_lab.serving.lifecycle import listen, url_of
 
-    with listen(host, port) as listening:  # only to find a port, and what keeps it from being listened on
+    with listen(host, port) as listening:  # only to find a port, and what keeps it from being listened on alone
         url, port = url_of(listening), listening.getsockname()[1]
     is_ours = _join(args.device, most)
     from ray import serve
@@ -73,13 +102,20 @@ def run(args: ReplicaArgs, scale: dict[str, Any], most: int, host: str, port: in
     quiet = {"log_level": "WARNING", "enable_access_log": False}
     with ExitStack() as undo:
         undo.callback(_leave, is_ours)
-        serve.start(http_options={"host": host, "port": port}, logging_config=quiet)
+        fronts = None
+        if args.has_fronts:
+            fronts = Fronts(host, port, num_fronts(most), HERE if is_ours else _address())
+            undo.callback(fronts.close)
+            args = replace(args, reach=fronts.reach)
+            serve.start(proxy_location="Disabled", logging_config=quiet)
+        else:
+            serve.start(http_options={"host": host, "port": port}, logging_config=quiet)
         try:
             handle = serve.run(_application(args, scale), name=APP, route_prefix="/", logging_config=quiet)
         except RuntimeError as error:  # it says that it failed, and not why
             raise SetupError(f"The replicas did not start: {_reason() or error} Ray's logs are in {LOGS}.") from error
         undo.pop_all()
-    return Running(handle, is_ours), url
+    return Running(handle, is_ours, fronts), url
 
 
 def _join(device: str, most: int) -> bool:
@@ -100,6 +136,13 @@ def _join(device: str, most: int) -> bool:
             "Ray Serve runs on this cluster already. End it first: stop() of its handle, or serve shutdown."
         )
     return False
+
+
+def _address() -> str:
+    """Where other machines of the cluster find this one."""
+    from ray.util import get_node_ip_address
+
+    return str(get_node_ip_address())
 
 
 def _leave(is_ours: bool) -> None:
@@ -125,11 +168,11 @@ def check_room(device: str, most: int, have: int) -> None:
 def _application(args: ReplicaArgs, scale: dict[str, Any]) -> Any:
     from ray import serve
 
-    from eet_lab.serving.replica import Replica
+    from eet_lab.serving.replica import EngineReplica, Replica
 
     options = args.options
     deployment = serve.deployment(
-        serve.ingress()(Replica),
+        EngineReplica if args.has_fronts else serve.ingress()(Replica),
         name=APP,
         ray_actor_options={"num_cpus": 0, f"num_{RESOURCES[args.device].lower()}s": 1},
         health_check_period_s=HEALTH_S,
@@ -139,6 +182,17 @@ def _application(args: ReplicaArgs, scale: dict[str, Any]) -> Any:
         **scale,
     )
     return deployment.bind(args)
+
+
+def replicas_wanted(context: Any) -> tuple[float, dict[str, Any]]:
+    """Ray's policy of autoscaling, with the jobs inside the engines in place of the requests that Ray itself sees.
+
+    Ray applies bounds and delays to what this wants, and gives the means of the last 30 s (look_back_period_s).
+    """
+    from eet_lab.serving.replica import INSIDE
+
+    inside = sum(context.aggregated_metrics.get(INSIDE, {}).values())
+    return inside / context.config.get_target_ongoing_requests(), {}
 
 
 def _reason() -> str:

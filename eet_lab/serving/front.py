@@ -23,6 +23,7 @@ from eet_lab.serving.response_cache import ResponseCache
 from eet_lab.words import MiB
 
 if TYPE_CHECKING:
+    from eet_lab.serving.engines import Engines
     from eet_lab.serving.front_process import RemoteEngine
     from eet_lab.serving.generator import Generator
     from eet_lab.serving.worker import Worker
@@ -44,8 +45,8 @@ class Front:
         self,
         card: Card,
         options: Options,
-        worker: Worker | RemoteEngine,
-        generator: Generator | RemoteEngine | None = None,
+        worker: Worker | RemoteEngine | Engines,
+        generator: Generator | RemoteEngine | Engines | None = None,
     ) -> None:
         self.card, self.options = card, options
         self.name, self.is_encoder, self.columns, self.ends = card.name, card.is_encoder, card.columns, card.ends

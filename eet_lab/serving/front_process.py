@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -26,12 +27,15 @@ PATIENCE_S = 1.0
 
 
 class RemoteEngine:
-    """Sends jobs over a channel, those of one turn of the loop as one frame, and tells what comes back."""
+    """Sends jobs over a channel, those of one turn of the loop as one frame, and tells what comes back.
 
-    def __init__(self, channel: Channel) -> None:
+    `ahead_s`: by how much the engine's clock is ahead of this process's.
+    """
+
+    def __init__(self, channel: Channel, ahead_s: float = 0.0) -> None:
         self.ready: Future[None] = Future()
         self.dead: ApiError | None = None
-        self._channel = channel
+        self._channel, self._ahead_s, self._others = channel, ahead_s, 0
         self._answers: dict[int, Hashable] = {}
         self._numbers: dict[Hashable, int] = {}
         self._count = count()
@@ -53,7 +57,8 @@ class RemoteEngine:
     def join(self, job: Job) -> None:
         """Queue it. Errors: those of msgspec for what no frame can have, after which nothing has changed."""
         number = next(self._count)
-        written = msgspec.Raw(ENCODER.encode(job._replace(answer=number)))
+        sent = job._replace(answer=number, deadline=job.deadline + self._ahead_s)
+        written = msgspec.Raw(ENCODER.encode(sent))
         self._answers[number], self._numbers[job.answer] = job.answer, number
         self._soon().jobs.append(written)
 
@@ -63,6 +68,11 @@ class RemoteEngine:
         if number is not None:
             del self._answers[number]
             self._soon().leaves.append(number)
+
+    @property
+    def num_inside(self) -> int:
+        """The jobs that it has: those of this front, and of others as it has told."""
+        return len(self._answers) + self._others
 
     def load(self) -> Load:
         """The load as it was told last."""
@@ -75,12 +85,18 @@ class RemoteEngine:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._is_told.wait(), PATIENCE_S)
 
+    def send_no_more(self) -> None:
+        """Say, behind all jobs until now, that there are no more."""
+        self._soon().sends_no_more = True
+
     def take(self, told: ToFront, receive: Callable[[list[News]], None]) -> None:
         """What a frame says of the engine; `receive` is given what concerns answers that are still waited for."""
         self.dead = told.dead or self.dead
         if told.load is not None:
             self._load = told.load
             self._is_told.set()
+        if told.others is not None:
+            self._others = told.others
         news = []
         for each in told.news:
             answer = self._answers.get(each.answer)
@@ -89,9 +105,15 @@ class RemoteEngine:
             if each.reason is not None or each.error is not None:
                 del self._answers[each.answer], self._numbers[answer]
             each.answer = answer
+            each.at -= self._ahead_s
             news.append(each)
         if news:
             receive(news)
+
+    def lose(self, error: ApiError, receive: Callable[[list[News]], None]) -> None:
+        """It is gone: whoever waits for it is told."""
+        now = time.perf_counter()
+        self.take(ToFront([News(number, (), None, error, now) for number in self._answers], error), receive)
 
     def _soon(self) -> ToEngine:
         """The frame that is sent when the loop has done what it is about."""

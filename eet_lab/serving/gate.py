@@ -206,6 +206,8 @@ class Admission:
         self._options = options
         self.num_queued = self.queued_tokens = self.num_inside = 0
         self.is_draining = False
+        self.share = 1.0
+        """Of an engine's bounds, what is let in here: there may be several engines, and several gates."""
         self._mean_wait_s = 0.0
 
     def enter(self, num_bytes: int, now: float) -> Ticket:
@@ -219,7 +221,8 @@ class Admission:
             ("requests", self.num_queued, self._options.max_queued_requests),
             ("tokens", self.queued_tokens, self._options.max_queued_tokens),
         )
-        for name, queued, most in limits:
+        for name, queued, bound in limits:
+            most = max(1, int(bound * self.share))
             if queued >= most:
                 raise ApiError(
                     429,

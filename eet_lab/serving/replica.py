@@ -1,11 +1,12 @@
-"""What runs in each process of Ray Serve: the plain server's application, over an engine of its own."""
+"""What runs in each process of Ray Serve: an engine for fronts, or the plain server's whole application."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from starlette.types import ASGIApp
 
@@ -13,21 +14,67 @@ from eet_lab.collector import freeze_heap
 from eet_lab.models import load
 from eet_lab.serving.app import app_of
 from eet_lab.serving.errors import ApiError
+from eet_lab.serving.links import Links
 from eet_lab.serving.options import Options
 from eet_lab.serving.ray_asgi import within_serve
+from eet_lab.serving.reach import Reach
 from eet_lab.serving.server import SWITCH_S
 from eet_lab.serving.service import LocalFront, Service
+from eet_lab.serving.wire import Hello
+
+INSIDE = "inside"
+"""The name by which autoscaling knows the jobs of a replica."""
 
 
 @dataclass(frozen=True)
 class ReplicaArgs:
-    """What a replica needs to build its engine: names, which any process can read, and no weights."""
+    """What a replica needs to build its engine: names, which any process can read, and no weights.
+
+    `has_fronts`: processes of ours answer clients for it, and `reach` says where; else Ray's proxy brings requests.
+    """
 
     model: str
     recipe: str | None
     device: str
     dtype: str | None
     options: Options
+    has_fronts: bool = False
+    reach: Reach | None = None
+
+
+class EngineReplica:
+    """One engine, which takes jobs of fronts. Its methods are called on the replica's loop by Ray Serve.
+
+    Ray kills a replica whose `check_health` fails, and starts another in its place.
+    """
+
+    async def __init__(self, args: ReplicaArgs) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+        model = await asyncio.to_thread(load, args.model, device=args.device, dtype=args.dtype)
+        service = Service(model, args.recipe, args.options)
+        assert service.generator is not None and args.reach is not None
+        self.generator = service.generator
+        self._links = Links(self.generator)
+        self.generator.start()
+        await asyncio.wrap_future(self.generator.ready)
+        freeze_heap()
+        await self._links.open(args.reach, Hello(service.card, args.options))
+        self._has_left = False
+
+    async def check_health(self) -> None:
+        """Raise the reason once the engine is lost, or a front cannot reach it."""
+        if (error := self.generator.dead or self._links.error) is not None:
+            raise error
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What autoscaling asks for: Ray itself sees no requests."""
+        return {INSIDE: self._links.num_inside}
+
+    def __del__(self) -> Coroutine[Any, Any, None] | None:
+        """How Ray Serve ends a replica that is too many: it awaits this, and kills the process after `drain_s`."""
+        if getattr(self, "_has_left", True):
+            return None
+        self._has_left = True
+        return self._links.leave()
 
 
 class ReplicaFront(LocalFront):
@@ -41,8 +88,9 @@ class ReplicaFront(LocalFront):
 
 
 class Replica:
-    """One engine and its application. Its public methods are called on the replica's loop, by Ray Serve or by name.
+    """One engine and its application, where no front can be in another process.
 
+    Its public methods are called on the replica's loop, by Ray Serve or by name.
     Ray kills a replica whose `check_health` fails, and starts another in its place.
     """
 

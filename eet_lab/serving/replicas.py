@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -20,12 +19,12 @@ from eet_lab.words import counted, told
 
 TARGET = 32
 """Requests inside a replica at which autoscaling wants another one."""
+POLICY = "eet_lab.serving.cluster:replicas_wanted"
+"""The name under which Ray Serve's controller imports the policy."""
 SPARE = 4096
 """Answers that are on their way to clients, beyond those that a replica's own bounds count. Only above all of them
 does Ray's proxy queue requests, where nothing says 429.
 """
-LOOK_S = 0.05
-"""How often replicas that drain are asked whether all are done."""
 
 
 class ServedReplicas:
@@ -37,11 +36,20 @@ class ServedReplicas:
 
     @property
     def state(self) -> str:
-        """ "serving", with the number of replicas in each of Ray's states, or "stopped"."""
+        """ "serving", with the number of replicas in each of Ray's states, "stopped", or "failed" with the reason."""
         if self._running is None:
             return "stopped"
+        try:
+            self._running.check()
+        except SetupError as error:
+            return f"failed: {error}"
         states = self._running.states()
         return f"serving ({', '.join(f'{count} {state.lower()}' for state, count in sorted(states.items()))})"
+
+    def check(self) -> None:
+        """Errors: SetupError once clients are not answered any more as they should be: a front has ended."""
+        if self._running is not None:
+            self._running.check()
 
     def stop(self) -> None:
         """Finish what was accepted, refuse the rest, and end. A second call does nothing."""
@@ -51,17 +59,9 @@ class ServedReplicas:
         try:
             # A replica may be gone, or there may be none: what is left of them ends all the same.
             with suppress(Exception):
-                self._drain(running)
+                running.drain(self._drain_s)
         finally:
             running.close()
-
-    def _drain(self, running: cluster.Running) -> None:
-        end = time.monotonic() + self._drain_s
-        while sum(running.ask("drain")):
-            if time.monotonic() > end:
-                running.ask("end_all")
-                return
-            time.sleep(LOOK_S)
 
     def __repr__(self) -> str:
         return f"<{self.what} at {self.url}, {self.state}>"
@@ -84,18 +84,23 @@ def serve_replicas(
     `model` is the name or folder of `eet_lab.load`: each replica loads it by itself, on a GPU of its own, or with
     device="cpu" on a core of its own. `replicas` (fewest, most) follow the load: as many as keep the requests
     inside each near `target_ongoing_requests`. The other arguments are those of `eet_lab.serve`, and the bounds of
-    `options` hold in each replica. They are processes of Ray Serve, on a cluster of this machine's own, or on the
+    `options` are those of each replica. They are processes of Ray Serve, on a cluster of this machine's own, or on the
     one that ray.init or RAY_ADDRESS names. A replica that dies or whose engine is lost is replaced: what it was
-    answering fails, and is never silent. On a cluster of our own, what Ray's proxy itself refuses has OpenAI's
-    shape too. /metrics tells of one replica, whichever was asked. Ray's proxy in front reads headers and bodies
-    without the time limits of `eet_lab.serve`.
+    answering fails, and is never silent.
+
+    HTTP, JSON and texts are worked at by fronts beside this process, as in `eet_lab.serve`: one for each replica, but
+    no more than one for two cores here. Each gives a request to the replica that has the fewest, and has a response
+    cache and /metrics of its own. Where no other process can be the front (encoders, tokenizers of transformers), all
+    requests go through Ray's one proxy, which reads headers and bodies without the time limits of `eet_lab.serve`;
+    /metrics then tells of one replica, whichever was asked, and on a cluster of our own, what the proxy itself refuses
+    has OpenAI's shape too.
     Errors: SetupError, also for what cannot be served; ModelError; RecipeError.
     """
     (least, most), wanted = _least_and_most(replicas), Options.of(**options)
     check_whole(SetupError, "target_ongoing_requests", target_ongoing_requests, 1, MOST)
     ray_here.check_installed(("ray", "fastapi", "prometheus_client", "uvicorn"), "replicas")
     from eet_lab.serving.replica import ReplicaArgs
-    from eet_lab.serving.service import recipe_to_serve
+    from eet_lab.serving.service import card_of, recipe_to_serve
 
     kind = device or default_device()
     if kind not in cluster.RESOURCES:
@@ -103,12 +108,16 @@ def serve_replicas(
     shape = _shape_of(model)
     checked = recipe_to_serve(shape, recipe, kind, wanted)
     name = str(shape.folder.resolve()) if shape.kind == "folder" and shape.folder else str(model)
-    args = ReplicaArgs(name, str(checked), kind, dtype, wanted)
+    has_fronts = not card_of(shape, checked, wanted).why_not_sent()
+    args = ReplicaArgs(name, str(checked), kind, dtype, wanted, has_fronts)
     scale: dict[str, Any] = {"num_replicas": least}
     if least != most:
         bounds = {"min_replicas": least, "max_replicas": most, "initial_replicas": least}
         scale = {"autoscaling_config": bounds | {"target_ongoing_requests": target_ongoing_requests}}
-    scale["max_ongoing_requests"] = wanted.max_queued_requests + (checked.parts.schedule.max_rows or 0) + SPARE
+        if has_fronts:
+            scale["autoscaling_config"]["policy"] = {"policy_function": POLICY}
+    if not has_fronts:
+        scale["max_ongoing_requests"] = wanted.max_queued_requests + (checked.parts.schedule.max_rows or 0) + SPARE
     running, url = cluster.run(args, scale, most, host, port)
     by = counted(least, "replica") if least == most else f"{least} to {most} replicas"
     return ServedReplicas(f"{wanted.served_model_name or shape.name} ({checked}) by {by}", url, wanted.drain_s, running)

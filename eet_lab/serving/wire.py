@@ -25,19 +25,24 @@ LENGTH_BYTES = 8
 
 
 class Hello(msgspec.Struct):
-    """The first frame that a front gets."""
+    """The first frame that a front gets. `clock`: the machine of an engine that may be on another, and its clock."""
 
     card: Card
     options: Options
+    clock: tuple[str, float] | None = None
 
 
 class ToFront(msgspec.Struct, array_like=True):
-    """What the engine's process tells."""
+    """What the engine's process tells. "leave": it takes no more jobs, and asks to be told which was the last.
+
+    `others` are the jobs inside that other fronts wait for; None: as many as were told last.
+    """
 
     news: list[News] = []
     dead: ApiError | None = None
     load: Load | None = None
-    order: Literal["start", "drain"] | None = None
+    order: Literal["start", "drain", "leave"] | None = None
+    others: int | None = None
 
 
 class ToEngine(msgspec.Struct, array_like=True):
@@ -50,6 +55,7 @@ class ToEngine(msgspec.Struct, array_like=True):
     leaves: list[int] = []
     wants_load: bool = False
     is_up: bool = False
+    sends_no_more: bool = False
 
 
 class Channel:

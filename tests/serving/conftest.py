@@ -139,6 +139,11 @@ def scripted(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> Callable[
 @pytest.fixture
 def slowed(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step takes 10 ms more."""
+    slow_down(generator, monkeypatch)
+
+
+def slow_down(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a step takes 10 ms more."""
     assert generator.engine is not None
     step = generator.engine.step
 

@@ -46,8 +46,9 @@ def front_of(served) -> subprocess.Popen:
     return served._server._front
 
 
-def test_a_front_loads_neither_torch_nor_transformers():
-    look = "import sys, eet_lab.serving.front_process; print({'torch', 'transformers'} & {*sys.modules})"
+@pytest.mark.parametrize("module", ["front_process", "replicas_front"])
+def test_a_front_loads_neither_torch_nor_transformers(module):
+    look = f"import sys, eet_lab.serving.{module}; print({{'torch', 'transformers'}} & {{*sys.modules}})"
     assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout == "set()\n"
 
 

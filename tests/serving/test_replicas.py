@@ -48,10 +48,11 @@ def planned(monkeypatch) -> list[tuple[ReplicaArgs, dict[str, Any], int]]:
     return plans
 
 
-class Still:
+class Still(cluster.Running):
     """An application of two replicas that have two requests and one, and finish none by themselves."""
 
     def __init__(self) -> None:
+        super().__init__(None, False)
         self.asked: list[str] = []
         self.is_closed = False
 
@@ -152,14 +153,16 @@ def test_a_cluster_that_does_not_answer(ray, monkeypatch):
 
 
 def test_the_plan_and_the_bounds(planned, demo, tmp_path):
-    """A replica's own bounds are met first: only above them would Ray's proxy queue."""
     demo.save(tmp_path / "mine")
     how = {"replicas": (1, 2), "device": "cpu", "target_ongoing_requests": 7, "max_queued_requests": 9, "drain_s": 0.1}
     served = eet_lab.serve_replicas(tmp_path / "mine", PAGED, **how)
     [(plan, scale, most)] = planned
     assert Path(plan.model) == tmp_path / "mine" and "rows=4" in plan.recipe and plan.options.max_queued_requests == 9
     bounds = {"min_replicas": 1, "max_replicas": 2, "initial_replicas": 1, "target_ongoing_requests": 7}
-    assert scale == {"autoscaling_config": bounds, "max_ongoing_requests": 9 + 4 + replicas.SPARE} and most == 2
+    module, _, name = replicas.POLICY.partition(":")
+    assert getattr(importlib.import_module(module), name) is cluster.replicas_wanted
+    bounds["policy"] = {"policy_function": replicas.POLICY}
+    assert scale == {"autoscaling_config": bounds} and plan.has_fronts and most == 2
     assert "mine" in repr(served) and "1 to 2 replicas" in repr(served)
     assert served.state == "serving (2 running, 1 starting)"
     running = served._running
@@ -167,6 +170,25 @@ def test_the_plan_and_the_bounds(planned, demo, tmp_path):
     served.stop()
     assert running.asked[0] == "drain" and running.asked[-1] == "end_all", "after drain_s nobody waits any longer"
     assert running.is_closed and served.state == "stopped"
+
+
+def test_an_encoder_is_brought_requests_by_rays_proxy(planned, tmp_path):
+    """Its vectors are written where they are made. A replica's own bounds are met before the proxy queues."""
+    eet_lab.serve_replicas("bert-base", device="cpu", replicas=(1, 2), max_queued_requests=9)
+    [(plan, scale, _)] = planned
+    assert not plan.has_fronts and scale["max_ongoing_requests"] == 9 + replicas.SPARE
+    assert "policy" not in scale["autoscaling_config"]
+
+
+def test_replicas_as_many_as_the_jobs_inside_ask_for():
+    class Config:
+        def get_target_ongoing_requests(self) -> float:
+            return 8
+
+    context = type("Context", (), {"aggregated_metrics": {"inside": {"a": 30.0, "b": 10.0}}, "config": Config()})()
+    assert cluster.replicas_wanted(context) == (5.0, {})
+    context.aggregated_metrics = {}
+    assert cluster.replicas_wanted(context) == (0.0, {})
 
 
 def test_replicas_that_cannot_be_asked_end_all_the_same(planned, monkeypatch):

@@ -1,0 +1,245 @@
+"""Fronts before the engines of several replicas: who gets which job, and who is told when one is gone. Without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Coroutine, Iterator
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+
+import eet_lab
+from eet_lab.errors import SetupError
+from eet_lab.serving import fronts, replica
+from eet_lab.serving.engines import Engines
+from eet_lab.serving.errors import ApiError
+from eet_lab.serving.front_process import RemoteEngine
+from eet_lab.serving.fronts import Fronts
+from eet_lab.serving.generator import Generator
+from eet_lab.serving.jobs import Job, Load, News
+from eet_lab.serving.options import Options
+from eet_lab.serving.reach import ahead_s, clock
+from eet_lab.serving.replica import EngineReplica, ReplicaArgs
+from eet_lab.serving.wire import JOB, TO_ENGINE, Channel, ToFront
+
+from .conftest import PAGED, PROMPT, Raw, eventually, free_pages, slow_down
+
+TEXT = "/v1/completions"
+LONG = {"prompt": PROMPT, "max_tokens": 900, "temperature": 0, "ignore_eos": True}
+SHORT = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+
+
+class Replicas:
+    """Fronts, and the engines of replicas on a loop of this process."""
+
+    def __init__(self, num_fronts: int, **options: Any) -> None:
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.fronts, self.all = Fronts("127.0.0.1", 0, num_fronts, "127.0.0.1"), list[EngineReplica]()
+        self.url, self._options = self.fronts.url, Options(**options)
+
+    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+    def add(self) -> EngineReplica:
+        async def started() -> EngineReplica:
+            new = object.__new__(EngineReplica)
+            await EngineReplica.__init__(
+                new, ReplicaArgs("demo", PAGED, "cpu", None, self._options, True, self.fronts.reach)
+            )
+            return new
+
+        self.all.append(self.do(started()))
+        return self.all[-1]
+
+    def kill(self, each: EngineReplica) -> None:
+        """As far as fronts can see."""
+
+        async def cut() -> None:
+            for link in each._links._links:
+                link.channel._end.shutdown(socket.SHUT_RDWR)
+
+        self.do(cut())
+        eventually(lambda: not each._links._links)
+
+    def close(self) -> None:
+        self.fronts.close()
+        for each in self.all:
+            each._has_left = True
+            each.generator.close()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+def inside(each: EngineReplica) -> int:
+    return each._links.num_inside
+
+
+def all_are_free(generator: Generator) -> bool:
+    assert generator.engine is not None
+    return free_pages(generator) == generator.engine.cache.ledger.num_pages - 1  # one is never given out
+
+
+@pytest.fixture
+def replicas(monkeypatch) -> Iterator[Replicas]:
+    """One front, and no engine yet."""
+    monkeypatch.setattr(replica, "freeze_heap", lambda: None)
+    made = Replicas(1, max_queued_requests=3)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def busy(replicas) -> tuple[list[EngineReplica], list[Raw]]:
+    """Two engines, each with one long stream."""
+    both = [replicas.add(), replicas.add()]
+    streams = list[Raw]()
+    for _ in both:
+        streams.append(Raw(replicas.url).post(TEXT, LONG | {"stream": True}))
+        streams[-1].until(b"data: ")
+    return both, streams
+
+
+def test_jobs_go_to_the_engine_that_has_fewest_and_a_client_that_leaves_frees_its_pages(busy):
+    both, streams = busy
+    assert [*map(inside, both)] == [1, 1]
+    for stream in streams:
+        stream.close()
+    eventually(lambda: not any(map(inside, both)))
+    for generator in (each.generator for each in both):
+        eventually(partial(all_are_free, generator))
+
+
+def test_a_lost_replica_is_told_and_the_other_one_serves_on(replicas, busy, demo):
+    both, streams = busy
+    replicas.kill(both[0])
+    assert b"The replica is lost" in streams[0].until(b"[DONE]")
+    answer = httpx.post(f"{replicas.url}{TEXT}", json=SHORT, timeout=30)
+    assert answer.json()["choices"][0]["text"] == eet_lab.generate(demo, [PROMPT], max_new_tokens=8).texts[0]
+    replicas.kill(both[1])
+    gone = eventually(lambda: (told := httpx.post(f"{replicas.url}{TEXT}", json=SHORT)).status_code == 503 and told)
+    assert gone.json()["error"]["code"] == "unavailable" and int(gone.headers["retry-after"]) > 0
+    assert httpx.get(f"{replicas.url}/health").status_code == 503
+    replicas.add()
+    assert httpx.post(f"{replicas.url}{TEXT}", json=SHORT, timeout=30).status_code == 200
+
+
+def test_a_replica_that_is_too_many_finishes_what_it_has(replicas, busy):
+    both, streams = busy
+    leaving = both[0].__del__()
+    assert leaving is not None and both[0].__del__() is None
+    done = asyncio.run_coroutine_threadsafe(leaving, replicas.loop)
+    eventually(lambda: all(link.sends_no_more for link in both[0]._links._links))
+    for _ in range(3):
+        assert httpx.post(f"{replicas.url}{TEXT}", json=SHORT, timeout=30).status_code == 200
+    assert all(b"[DONE]" in stream.until(b"[DONE]") for stream in streams)
+    done.result(30)
+    assert not inside(both[0])
+
+
+def test_bounds_are_those_of_each_replica(replicas, monkeypatch):
+    """Three wait in each, beside the four that its slots run."""
+    for each in (replicas.add(), replicas.add()):
+        slow_down(each.generator, monkeypatch)
+    streams = list[Raw]()
+    for _ in range(8):
+        streams.append(Raw(replicas.url).post(TEXT, LONG | {"stream": True}))
+        streams[-1].until(b"data: ")
+    waiting = [Raw(replicas.url).post(TEXT, LONG) for _ in range(6)]
+    eventually(lambda: sum(map(inside, replicas.all)) == 14)
+    refused = httpx.post(f"{replicas.url}{TEXT}", json=SHORT)
+    assert refused.status_code == 429 and int(refused.headers["retry-after"]) > 0
+    assert "at most 6 may" in refused.json()["error"]["message"]
+    assert [*map(inside, replicas.all)] == [7, 7]
+    assert replicas.do(replicas.all[0].record_autoscaling_stats()) == {"inside": 7}
+    for client in [*streams, *waiting]:
+        client.close()
+
+
+def test_several_fronts_share_a_port_and_drain(monkeypatch):
+    monkeypatch.setattr(replica, "freeze_heap", lambda: None)
+    made = Replicas(2)
+    try:
+        each = made.add()
+        assert len(each._links._links) == 2
+        streams = [Raw(made.url).post(TEXT, LONG | {"stream": True, "max_tokens": 30}) for _ in range(8)]
+        assert all(b"[DONE]" in stream.until(b"[DONE]") for stream in streams)
+        made.fronts.check()
+        made.fronts.drain(10)
+        assert [process.returncode for process in made.fronts._processes] == [0, 0]
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{made.url}/health")
+    finally:
+        made.close()
+
+
+def test_a_front_that_ends_by_itself_is_told(replicas):
+    each = replicas.add()
+    replicas.fronts.check()
+    os.kill(replicas.fronts._processes[0].pid, signal.SIGKILL)
+    replicas.fronts._processes[0].wait(10)
+    with pytest.raises(SetupError, match=r"process \d+ of 1 front\) has ended with -9.*Serve the model again"):
+        replicas.fronts.check()
+    eventually(lambda: not each._links._links)
+    replicas.do(each.check_health())
+
+
+def test_who_has_no_token_is_no_replica(replicas):
+    [address] = replicas.fronts.reach.addresses
+    with socket.create_connection(address, timeout=10) as end:
+        end.sendall(b"x" * len(replicas.fronts.reach.token))
+        assert end.recv(1) == b""
+    assert replicas.fronts.reach.token.hex() not in repr(replicas.fronts.reach)
+
+
+def test_no_front_takes_the_replica(replicas):
+    replicas.fronts.close()
+    with pytest.raises(SetupError, match="No front of the server takes this replica"):
+        replicas.add()
+
+
+def test_a_front_for_each_replica_that_has_two_cores(monkeypatch):
+    monkeypatch.setattr(fronts, "num_cores", lambda: 8)
+    assert [*map(fronts.num_fronts, (1, 3, 8))] == [1, 3, 4]
+    monkeypatch.setattr(fronts, "num_cores", lambda: 1)
+    assert fronts.num_fronts(2) == 1
+
+
+def test_what_other_fronts_have_inside_counts_and_clocks_of_machines_differ():
+    async def run() -> None:
+        pairs = [[*map(Channel, socket.socketpair())] for _ in range(2)]
+        near, far = RemoteEngine(pairs[0][0]), RemoteEngine(pairs[1][0], ahead_s=100.0)
+        engines, news = Engines(), list[News]()
+        with pytest.raises(ApiError, match="No replica is up"):
+            engines.join(Job([1], eet_lab.Settings(4), 0, "none", 2.5))
+        for engine in (near, far):
+            engine.serve(asyncio.get_running_loop())
+            engines.add(engine)
+        near.take(ToFront(others=3), news.extend)
+        for name in ("a", "b", "c"):
+            engines.join(Job([1], eet_lab.Settings(4), 0, name, 2.5))
+        assert (near.num_inside, far.num_inside) == (3, 3)
+        frame = TO_ENGINE.decode(await anext(pairs[1][1].frames()))
+        assert [JOB.decode(raw).deadline for raw in frame.jobs] == [102.5] * 3
+        far.take(ToFront([News(0, [1], None, None, 101.0)]), news.extend)
+        assert (news[0].answer, news[0].at) == ("a", 1.0)
+        near.take(ToFront(load=Load(1, 2, 0.5)), news.extend)
+        far.take(ToFront(load=Load(3, 4, 0.1)), news.extend)
+        assert engines.load() == Load(4, 6, 0.3)
+        engines.lose(far, news.extend)
+        assert [(each.answer, each.error.code) for each in news[1:]] == [(n, "replica_lost") for n in "abc"]
+        engines.lose(near, news.extend)
+        assert engines.dead is not None and engines.load() == Load()
+        for pair in pairs:
+            for channel in pair:
+                channel.close()
+
+    asyncio.run(run())
+    machine, now = clock()
+    assert ahead_s((machine, now - 50)) == 0 and ahead_s(None) == 0
+    assert 49 < ahead_s(("another", now + 50)) < 51
