@@ -14,9 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import httpx
+import numpy as np
 import openai
 import psutil
 import pytest
+from encoders import theirs
 
 import eet_lab
 from eet_lab.serving.replicas import ServedReplicas
@@ -119,6 +121,31 @@ def test_stop_finishes_what_was_accepted_and_refuses_the_rest(two):
     assert two.state == "stopped" and not processes()
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{two.url}/health")
+
+
+def test_an_encoder_answers_through_rays_proxy_and_is_replaced(tmp_path):
+    bert = eet_lab.load(theirs("bert-classes"), device="cpu")
+    bert.save(tmp_path / "bert")
+    served = eet_lab.serve_replicas(tmp_path / "bert", device="cpu", served_model_name="bert", drain_s=1)
+    try:
+        body = {"model": "bert", "input": [[5, 6, 7]]}
+        answer = httpx.post(f"{served.url}/v1/embeddings", json=body, headers={"x-request-id": "mine"}, timeout=60)
+        expected = eet_lab.encode(bert, [[5, 6, 7]]).vectors
+        found = [each["embedding"] for each in answer.json()["data"]]
+        np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
+        assert answer.headers.get_list("x-request-id") == ["mine"]
+        [replica] = processes()
+        replica.kill()
+
+        def is_answered() -> bool:
+            told = httpx.post(f"{served.url}/v1/embeddings", json=body, timeout=120)
+            assert told.status_code == 200 or told.json()["error"]["message"]
+            return told.status_code == 200
+
+        eventually(is_answered, 120)
+        assert replica not in processes()
+    finally:
+        served.stop()
 
 
 def test_ray_is_imported_only_for_replicas():
