@@ -102,14 +102,15 @@ def run(args: ReplicaArgs, scale: dict[str, Any], most: int, host: str, port: in
     quiet = {"log_level": "WARNING", "enable_access_log": False}
     with ExitStack() as undo:
         undo.callback(_leave, is_ours)
-        fronts = None
+        fronts, http = None, {"host": host, "port": port}
         if args.has_fronts:
             fronts = Fronts(host, port, num_fronts(most), HERE if is_ours else _address())
             undo.callback(fronts.close)
             args = replace(args, reach=fronts.reach)
-            serve.start(proxy_location="Disabled", logging_config=quiet)
+            # It listens nowhere, and yet Ray says that address on the terminal.
+            serve.start(proxy_location="Disabled", http_options=http, logging_config=quiet)
         else:
-            serve.start(http_options={"host": host, "port": port}, logging_config=quiet)
+            serve.start(http_options=http, logging_config=quiet)
         try:
             handle = serve.run(_application(args, scale), name=APP, route_prefix="/", logging_config=quiet)
         except RuntimeError as error:  # it says that it failed, and not why
