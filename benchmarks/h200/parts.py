@@ -26,7 +26,6 @@ from eet_lab.bench.ops import benchmark_op
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.rows import OURS, Row, append
 from eet_lab.bench.serving import HF, HF_SERVE, HTTP, HTTP_CACHED, serve_all
-from eet_lab.bench.streams import run_stream
 from eet_lab.bench.train_ops import TRAIN_CASES
 from eet_lab.bench.training import train_all
 from eet_lab.bench.workloads import Requests, Stream, Texts, TrainBatch, Workload
@@ -162,7 +161,7 @@ def streamed(text: str, *ways: tuple[str, bool]) -> Callable[[Session], Any]:
         model = session.model(stream.model)
         found = {}
         for recipe, reserved in ways:
-            line = run_stream(model, stream, recipe, reserved=reserved, cancel=session.deadline)
+            line = streams.run_stream(model, stream, recipe, reserved=reserved, cancel=session.deadline)
             append([line], session.out)
             found[line.recipe] = asdict(line)
             print(line.recipe, found[line.recipe], flush=True)
