@@ -66,12 +66,12 @@ def test_a_served_request_needs_no_memory_of_its_own_whatever_it_asks_for(asked)
     engine = Engine(decoder, parts)
     engine.reserve(4, 38, Settings(2))
     warm_up_decoder(engine, None, SERVED_TEMPERATURES)
-    held, generation, log = engine.memory.num_bytes, engine.memory.generation, engine.slots._logprobs
+    held, generation, log = engine.memory.num_bytes, engine.memory.generation, engine.slots.passes.logprobs
     request = engine.add([1, 2, 3], Settings(4, **asked))
     while not request.done:
         engine.step()
     assert (engine.memory.num_bytes, engine.memory.generation) == (held, generation)
-    assert log is not None and engine.slots._logprobs is log
+    assert log is not None and engine.slots.passes.logprobs is log
 
 
 def test_what_passes_are_told_apart_by():

@@ -1,6 +1,6 @@
 """The workbench: one widget that toggles techniques on a model and shows what each does.
 
-Threads: callbacks only put commands into the controller's inbox; the ui thread (10 Hz) turns the controller and is the
+Threads: callbacks only put messages into the controller's inbox; the ui thread (10 Hz) turns the controller and is the
 only writer of widgets; the engine thread does the work; the background thread answers what is slow and not timed; the
 sampler thread reads the device.
 """

@@ -31,7 +31,7 @@ def noted(method):
         turns.append(controller._ticks)
         return method(*given)
     return note
-controller.stop, controller._finished = noted(controller.stop), noted(controller._finished)
+controller.stop, controller.background.resume = noted(controller.stop), noted(controller.background.resume)
 """
 """Has the kernel note the turns in which it is told to stop, and in which a run is over. Ten are a second."""
 
