@@ -106,9 +106,14 @@ class Channel:
                 del got[:at]
 
     def close(self) -> None:
-        """The other end is told; what was kept is lost."""
+        """The other end is told; what was kept is lost. On the loop of `frames`."""
         with self._lock:
+            if self._is_closed:
+                return
             self._is_closed = True
+            # Else the loop would take the next socket that gets this number for this one, and fail to watch it.
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.remove_writer(self._end)
             self._end.close()
 
     def _sent(self, data: memoryview | bytearray) -> int:

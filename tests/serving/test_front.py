@@ -156,6 +156,37 @@ def test_sending_never_waits_and_keeps_the_order():
     asyncio.run(run())
 
 
+def test_a_loop_forgets_a_channel_that_is_closed_with_something_kept():
+    """The next socket gets its number: a front that loses a replica has other connections."""
+
+    async def run():
+        ours, its = map(Channel, socket.socketpair())
+        reading = asyncio.create_task(anext(ours.frames(), None))
+        await asyncio.sleep(0)
+        while not ours._kept:
+            ours.send(ToFront([News(0, list(range(500)), None, None, 0.0)]))
+        await asyncio.sleep(0)
+        number = ours._end.fileno()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        ours.close()
+        ours.close()
+        ends = list[socket.socket]()
+        while number not in (numbers := [end.fileno() for end in ends]):
+            ends += socket.socketpair()
+        at = numbers.index(number)
+        ends[at].setblocking(False)
+        receiving = asyncio.create_task(asyncio.get_running_loop().sock_recv(ends[at], 1))
+        await asyncio.sleep(0)
+        ends[at ^ 1].send(b"x")
+        assert await asyncio.wait_for(receiving, 5) == b"x"
+        for end in ends:
+            end.close()
+        its.close()
+
+    asyncio.run(run())
+
+
 def test_a_tokenizer_that_cannot_be_sent_keeps_the_front_here(demo, monkeypatch):
     monkeypatch.setattr(Tokenizer, "written", lambda self: None)
     with pytest.raises(SetupError, match=r"tokenizer of demo .* front='thread'"):
