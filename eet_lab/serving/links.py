@@ -52,6 +52,9 @@ class Links:
         hello.clock = clock()
         opening = (self._open(address, reach.token, hello) for address in reach.addresses)
         errors = await asyncio.gather(*opening, return_exceptions=True)
+        for address, error in zip(reach.addresses, errors, strict=True):
+            if error is not None:
+                LOG.error("the front at %s:%s gives this replica no jobs", *address, exc_info=error)
         if not self._links:
             raise SetupError(f"No front of the server takes this replica: {errors[0]!r}. Serve the model again.")
 
@@ -65,13 +68,17 @@ class Links:
     async def _open(self, address: tuple[str, int], token: bytes, hello: Hello) -> None:
         async with asyncio.timeout(PATIENCE_S):
             end = await connected(address)
-            await asyncio.get_running_loop().sock_sendall(end, token)
             channel = Channel(end)
-            channel.send(hello)
-            frames = channel.frames()
-            first = await anext(frames, None)
-            if first is None or not TO_ENGINE.decode(first).is_up:
-                raise ConnectionError(f"the front at {address} has ended")
+            try:
+                await asyncio.get_running_loop().sock_sendall(end, token)
+                channel.send(hello)
+                frames = channel.frames()
+                first = await anext(frames, None)
+                if first is None or not TO_ENGINE.decode(first).is_up:
+                    raise ConnectionError(f"the front at {address} has ended")
+            except BaseException:
+                channel.close()
+                raise
         link = Link(channel)
         self._links += (link,)
         task = asyncio.create_task(self._read(link, frames))

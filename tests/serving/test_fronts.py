@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from eet_lab.serving.front_process import RemoteEngine
 from eet_lab.serving.fronts import Fronts
 from eet_lab.serving.generator import Generator
 from eet_lab.serving.jobs import Job, Load, News
+from eet_lab.serving.lifecycle import listen
 from eet_lab.serving.options import Options
 from eet_lab.serving.reach import ahead_s, clock
 from eet_lab.serving.replica import EngineReplica, ReplicaArgs
@@ -201,6 +203,15 @@ def test_no_front_takes_the_replica(replicas):
     replicas.fronts.close()
     with pytest.raises(SetupError, match="No front of the server takes this replica"):
         replicas.add()
+
+
+def test_a_front_that_does_not_take_a_replica_is_logged(replicas, caplog):
+    with listen("127.0.0.1", 0) as nobody:
+        host, port = nobody.getsockname()
+    reach = replicas.fronts.reach
+    replicas.fronts.reach = replace(reach, addresses=(*reach.addresses, (host, port)))
+    assert len(replicas.add()._links._links) == 1
+    assert f"the front at {host}:{port} gives this replica no jobs" in caplog.text
 
 
 def test_a_front_for_each_replica_that_has_two_cores(monkeypatch):
