@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 
 from eet_lab.errors import SetupError
 from eet_lab.serving.generator import Generator
@@ -97,6 +98,7 @@ class Links:
             link.channel.close()
             for number in [*link.numbers]:
                 self._generator.leave((link, number))
+            self._fewer()
 
     def _do(self, link: Link, asked: ToEngine) -> None:
         for raw in asked.jobs:
@@ -106,9 +108,16 @@ class Links:
         for number in asked.leaves:
             link.numbers.discard(number)
             self._generator.leave((link, number))
+        if asked.leaves:
+            self._fewer()
         if asked.wants_load:
             link.channel.send(ToFront(load=self._generator.load(), dead=self._generator.dead))
         link.sends_no_more |= asked.sends_no_more
+
+    def _fewer(self) -> None:
+        """Have fronts told that others have fewer inside: an engine that has nothing left would tell no more news."""
+        if self._links:
+            self._generator.command(partial(self._tell, []))
 
     def _tell(self, news: list[News]) -> None:
         """On the engine's thread: each front gets one frame of a step's news, or of what others have inside."""

@@ -25,10 +25,11 @@ from eet_lab.serving.fronts import Fronts
 from eet_lab.serving.generator import Generator
 from eet_lab.serving.jobs import Job, Load, News
 from eet_lab.serving.lifecycle import listen
+from eet_lab.serving.links import Link
 from eet_lab.serving.options import Options
 from eet_lab.serving.reach import ahead_s, clock
 from eet_lab.serving.replica import EngineReplica, ReplicaArgs
-from eet_lab.serving.wire import JOB, TO_ENGINE, Channel, ToFront
+from eet_lab.serving.wire import JOB, TO_ENGINE, TO_FRONT, Channel, ToFront
 
 from .conftest import PAGED, PROMPT, Raw, eventually, free_pages, slow_down
 
@@ -178,6 +179,26 @@ def test_several_fronts_share_a_port_and_drain(monkeypatch):
             httpx.get(f"{made.url}/health")
     finally:
         made.close()
+
+
+def test_an_engine_that_is_left_with_nothing_tells_the_other_fronts(replicas):
+    """Else they would take it for busy until somebody gives it a job."""
+    links = replicas.add()._links
+    ours, its = map(Channel, socket.socketpair())
+    links._links += (Link(ours),)
+
+    async def others() -> int | None:
+        return TO_FRONT.decode(await asyncio.wait_for(anext(its.frames()), 20)).others
+
+    for is_killed in (False, True):
+        stream = Raw(replicas.url).post(TEXT, LONG | {"stream": True})
+        stream.until(b"data: ")
+        assert replicas.do(others()) == 1
+        if is_killed:
+            replicas.fronts._processes[0].kill()
+        stream.close()
+        assert replicas.do(others()) == 0
+    its.close()
 
 
 def test_a_front_that_ends_by_itself_is_told(replicas):
