@@ -7,6 +7,7 @@ So does vLLM: API servers before engines that run on data-parallel ranks (vllm/v
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import socket
 import sys
@@ -24,8 +25,11 @@ from eet_lab.serving.wire import HELLO, TO_FRONT, Channel, Hello, ToEngine
 
 TOKEN_S = 5.0
 """The time for who connects to bring the token."""
+RETRY_S = 1.0
+"""Seconds to the next try to take who connects."""
 DRAIN = b"d"
 GONE = "The process that serves replicas has ended, and this request with it. Serve the model again."
+LOG = logging.getLogger("eet_lab.serving")
 
 
 class ReplicasFront:
@@ -56,7 +60,12 @@ class ReplicasFront:
         """Take replicas until the end."""
         loop = asyncio.get_running_loop()
         while True:
-            end, _ = await loop.sock_accept(links)
+            try:
+                end, _ = await loop.sock_accept(links)
+            except OSError as error:  # clients may have as many files open as there may be: one will leave
+                LOG.error("no replica can connect now", exc_info=error)
+                await asyncio.sleep(RETRY_S)
+                continue
             task = asyncio.create_task(self._take(end))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ import pytest
 
 import eet_lab
 from eet_lab.errors import SetupError
-from eet_lab.serving import fronts, replica
+from eet_lab.serving import fronts, replica, replicas_front
 from eet_lab.serving.engines import Engines
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.front_process import RemoteEngine
@@ -27,7 +28,7 @@ from eet_lab.serving.jobs import Job, Load, News
 from eet_lab.serving.lifecycle import listen
 from eet_lab.serving.links import Link
 from eet_lab.serving.options import Options
-from eet_lab.serving.reach import ahead_s, clock
+from eet_lab.serving.reach import ahead_s, clock, connected
 from eet_lab.serving.replica import EngineReplica, ReplicaArgs
 from eet_lab.serving.wire import JOB, TO_ENGINE, TO_FRONT, Channel, ToFront
 
@@ -218,6 +219,31 @@ def test_who_has_no_token_is_no_replica(replicas):
         end.sendall(b"x" * len(replicas.fronts.reach.token))
         assert end.recv(1) == b""
     assert replicas.fronts.reach.token.hex() not in repr(replicas.fronts.reach)
+
+
+def test_a_front_without_a_file_left_takes_replicas_later(monkeypatch):
+    monkeypatch.setattr(replicas_front, "RETRY_S", 0)
+
+    async def run() -> None:
+        loop, errors = asyncio.get_running_loop(), [OSError(errno.EMFILE, "Too many open files")]
+        accept = loop.sock_accept
+
+        async def once_too_many(links: socket.socket) -> Any:
+            if errors:
+                raise errors.pop()
+            return await accept(links)
+
+        monkeypatch.setattr(loop, "sock_accept", once_too_many)
+        with listen("127.0.0.1", 0) as links:
+            accepting = asyncio.create_task(replicas_front.ReplicasFront(b"token", 1).accept(links))
+            with await connected(links.getsockname()) as end:
+                await loop.sock_sendall(end, b"wrong")
+                assert await asyncio.wait_for(loop.sock_recv(end, 1), 10) == b""
+            assert not errors
+            accepting.cancel()
+            await asyncio.gather(accepting, return_exceptions=True)
+
+    asyncio.run(run())
 
 
 def test_no_front_takes_the_replica(replicas):
