@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TOKEN_BYTES = 32
+GONE_MS = 30_000
+"""Milliseconds without a sign of the other end after which a link is lost, which without it takes a quarter of an hour
+where something was sent: keep-alive probes are for a link that is idle.
+"""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -40,7 +44,8 @@ def as_link(end: socket.socket) -> socket.socket:
     end.setblocking(False)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 5)):
+    settings = ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 5), ("TCP_USER_TIMEOUT", GONE_MS)
+    for name, value in settings:
         if hasattr(socket, name):
             end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return end

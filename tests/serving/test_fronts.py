@@ -28,7 +28,7 @@ from eet_lab.serving.jobs import Job, Load, News
 from eet_lab.serving.lifecycle import listen
 from eet_lab.serving.links import Link
 from eet_lab.serving.options import Options
-from eet_lab.serving.reach import ahead_s, clock, connected
+from eet_lab.serving.reach import ahead_s, as_link, clock, connected
 from eet_lab.serving.replica import EngineReplica, ReplicaArgs
 from eet_lab.serving.wire import JOB, TO_ENGINE, TO_FRONT, Channel, ToFront
 
@@ -244,6 +244,13 @@ def test_a_front_without_a_file_left_takes_replicas_later(monkeypatch):
             await asyncio.gather(accepting, return_exceptions=True)
 
     asyncio.run(run())
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
+def test_a_machine_that_is_gone_is_missed_though_something_was_sent_to_it():
+    with socket.socket() as end:
+        as_link(end)
+        assert 0 < end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 60_000
 
 
 def test_no_front_takes_the_replica(replicas):
