@@ -121,6 +121,7 @@ def test_a_kept_comparison_of_an_encoder_speaks_of_texts_and_vectors(tmp_path: A
     pair = SideBySide.of([row, row], [result, result])
     told = {tile["label"]: (tile["value"], tile["change"]["text"]) for tile in pair.tiles()}
     assert told["Same vectors?"] == ("–", "not checked") and "vectors are not kept" in pair.table()["notes"][-1]
+    assert answer.tiles_apart(*pair.ends, "of other prompts", True)[-1]["label"] == "Same vectors?"
 
 
 def test_a_ladder_that_was_stopped_at_once_can_be_shown_and_kept(climbed: Ladder, tmp_path: Any) -> None:

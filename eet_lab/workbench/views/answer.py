@@ -295,7 +295,8 @@ def tiles_apart(first: Measurement, second: Measurement, of_others: str, reads: 
     apart = {"text": of_others or "not timed in turn", "kind": "dim"}
     times = _times(first, second, READS if reads else GENERATES, dict.fromkeys(TIMED, apart), {})
     if of_others:
-        return [*times, _memory(first, second, apart), _tile("Same output?", None, "", apart)]
+        same_what = "Same vectors?" if reads else "Same output?"
+        return [*times, _memory(first, second, apart), _tile(same_what, None, "", apart)]
     same, total = _same_tokens(first, second)
     unknown = {"text": "not checked", "kind": "dim"}
     told = {"text": "identical", "kind": "good"} if same == total else unknown
