@@ -81,9 +81,11 @@ class Running:
 
     def close(self) -> None:
         """End the processes."""
-        if self._fronts is not None:
-            self._fronts.close()
-        _leave(self._is_ours)
+        try:
+            if self._fronts is not None:
+                self._fronts.close()
+        finally:  # Ctrl+C ends the waiting for fronts, and leaves no replica on a GPU
+            _leave(self._is_ours)
 
 
 def run(args: ReplicaArgs, scale: dict[str, Any], most: int, host: str, port: int) -> tuple[Running, str]:
