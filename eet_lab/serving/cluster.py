@@ -97,17 +97,19 @@ def run(args: ReplicaArgs, scale: dict[str, Any], most: int, host: str, port: in
     from eet_lab.serving.lifecycle import listen, url_of
 
     with listen(host, port) as listening:  # only to find a port, and what keeps it from being listened on alone
-        url, port = url_of(listening), listening.getsockname()[1]
+        url, found = url_of(listening), listening.getsockname()[1]
     is_ours = _join(args.device, most)
     from ray import serve
 
     quiet = {"log_level": "WARNING", "enable_access_log": False}
     with ExitStack() as undo:
         undo.callback(_leave, is_ours)
-        fronts, http = None, {"host": host, "port": port}
+        fronts, http = None, dict[str, Any](host=host, port=found)
         if args.has_fronts:
+            # With the port that was asked for: one that was free may be Ray's by now.
             fronts = Fronts(host, port, num_fronts(most), HERE if is_ours else _address())
             undo.callback(fronts.close)
+            url, http["port"] = fronts.url, fronts.port
             args = replace(args, reach=fronts.reach)
             # It listens nowhere, and yet Ray says that address on the terminal.
             serve.start(proxy_location="Disabled", http_options=http, logging_config=quiet)

@@ -37,7 +37,8 @@ class Fronts:
             on_error.callback(self.close)
             for _ in range(num):
                 listening = listen(host, port, is_shared=num > 1)
-                self.url, port = url_of(listening), listening.getsockname()[1]
+                self.url, self.port = url_of(listening), listening.getsockname()[1]
+                port = self.port  # the next ones share it
                 links = listen(links_host, 0)
                 addresses.append((links_host, links.getsockname()[1]))
                 ours, its = socket.socketpair()

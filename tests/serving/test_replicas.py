@@ -22,7 +22,7 @@ from eet_lab import ray_here
 from eet_lab.cli import main
 from eet_lab.commands import serve as command
 from eet_lab.errors import ModelError, RecipeError, SetupError
-from eet_lab.serving import cluster, replicas
+from eet_lab.serving import cluster, fronts, replicas
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.jobs import Answer, News, Reason
 from eet_lab.serving.options import Options
@@ -141,6 +141,26 @@ def test_a_cluster_that_is_given_keeps_its_own_settings(ray, named):
     assert not cluster._join("cpu", 2)
     [(settings, _)] = ray.asked
     assert set(settings.values()) == {None}, "its own may ask for no token"
+
+
+def test_fronts_find_a_free_port_once_ray_has_taken_its_own(ray, monkeypatch):
+    class Found:
+        url, port, reach = "http://127.0.0.1:4711", 4711, None
+
+        def __init__(self, *asked: Any) -> None:
+            self.asked = asked
+
+        def close(self) -> None:
+            """Nothing."""
+
+    started = list[dict[str, Any]]()
+    ray.serve = ModuleType("ray.serve")
+    ray.serve.start, ray.serve.run = lambda **how: started.append(how), lambda *what, **how: None
+    monkeypatch.setattr(fronts, "Fronts", Found)
+    monkeypatch.setattr(cluster, "_application", lambda *_: None)
+    running, url = cluster.run(ReplicaArgs("demo", PAGED, "cpu", None, Options(), True), {}, 1, "127.0.0.1", 0)
+    assert running._fronts.asked == ("127.0.0.1", 0, 1, "127.0.0.1")
+    assert url == Found.url and started[0]["http_options"] == {"host": "127.0.0.1", "port": 4711}
 
 
 def test_a_cluster_that_does_not_answer(ray, monkeypatch):
