@@ -89,11 +89,12 @@ def serve_replicas(
     answering fails, and is never silent.
 
     HTTP, JSON and texts are worked at by fronts beside this process, as in `eet_lab.serve`: one for each replica, but
-    no more than one for two cores here. Each gives a request to the replica that has the fewest, and has a response
-    cache and /metrics of its own. Where no other process can be the front (encoders, tokenizers of transformers), all
-    requests go through Ray's one proxy, which reads headers and bodies without the time limits of `eet_lab.serve`;
-    /metrics then tells of one replica, whichever was asked, and on a cluster of our own, what the proxy itself refuses
-    has OpenAI's shape too.
+    no more than one for two cores here. Each gives a request to the replica that has the fewest, lets in its share of
+    the replicas' bounds, and has a response cache and /metrics of its own: where there are several, /metrics tells of
+    whichever was asked. Replicas on other machines connect to this one, at a free port for each front. Where no other
+    process can be the front (encoders, tokenizers of transformers), all requests go through Ray's one proxy, which
+    reads headers and bodies without the time limits of `eet_lab.serve`; /metrics then tells of one replica, whichever
+    was asked, and on a cluster of our own, what the proxy itself refuses has OpenAI's shape too.
     Errors: SetupError, also for what cannot be served; ModelError; RecipeError.
     """
     (least, most), wanted = _least_and_most(replicas), Options.of(**options)
