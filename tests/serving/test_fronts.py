@@ -104,7 +104,7 @@ def busy(replicas) -> tuple[list[EngineReplica], list[Raw]]:
     both = [replicas.add(), replicas.add()]
     streams = list[Raw]()
     for _ in both:
-        streams.append(Raw(replicas.url).post(TEXT, LONG | {"stream": True}))
+        streams.append(Raw(replicas.url).post(TEXT, LONG | {"stream": True, "max_tokens": 300}))
         streams[-1].until(b"data: ")
     return both, streams
 
