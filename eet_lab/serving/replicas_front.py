@@ -92,11 +92,12 @@ class ReplicasFront:
         if first is None:
             return
         hello = HELLO.decode(first)
+        ahead = ahead_s(hello.clock)  # now, for the wait below would count as on the way
         if not self.first.done():
             self.first.set_result(hello)
         await self._is_up.wait()
         assert self._front is not None
-        engine = RemoteEngine(channel, ahead_s(hello.clock))
+        engine = RemoteEngine(channel, ahead)
         engine.serve(asyncio.get_running_loop())
         self.engines.add(engine)
         try:

@@ -30,7 +30,8 @@ from eet_lab.serving.links import Link
 from eet_lab.serving.options import Options
 from eet_lab.serving.reach import ahead_s, as_link, clock, connected
 from eet_lab.serving.replica import EngineReplica, ReplicaArgs
-from eet_lab.serving.wire import JOB, TO_ENGINE, TO_FRONT, Channel, ToFront
+from eet_lab.serving.service import Service
+from eet_lab.serving.wire import JOB, TO_ENGINE, TO_FRONT, Channel, Hello, ToFront
 
 from .conftest import PAGED, PROMPT, Raw, eventually, free_pages, slow_down
 
@@ -251,6 +252,23 @@ def test_a_machine_that_is_gone_is_missed_though_something_was_sent_to_it():
     with socket.socket() as end:
         as_link(end)
         assert 0 < end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 60_000
+
+
+def test_the_clocks_of_two_machines_are_compared_before_a_front_is_waited_for(demo, monkeypatch):
+    async def run() -> None:
+        front, (ours, its) = replicas_front.ReplicasFront(b"token", 1), map(Channel, socket.socketpair())
+        were_up = list[bool]()
+        monkeypatch.setattr(replicas_front, "ahead_s", lambda clock: were_up.append(front._is_up.is_set()) or 0.0)
+        ours.send(Hello(Service(demo).card, Options()))
+        linking = asyncio.create_task(front._link(its))
+        await asyncio.wait_for(front.first, 10)
+        assert were_up == [False]
+        linking.cancel()
+        await asyncio.gather(linking, return_exceptions=True)
+        ours.close()
+        its.close()
+
+    asyncio.run(run())
 
 
 def test_no_front_takes_the_replica(replicas):
