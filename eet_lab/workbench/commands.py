@@ -26,8 +26,16 @@ def command(method: Method) -> Method:
 
 def owners(*objects: object) -> dict[str, object]:
     """Who does each command, by its name."""
-    methods = ((name, method, each) for each in objects for name, method in vars(type(each)).items())
-    return {name: each for name, method, each in methods if isfunction(method) and method in MARKED}
+    found = dict[str, object]()
+    for each in objects:
+        for name, method in vars(type(each)).items():
+            if isfunction(method) and method in MARKED:
+                if name in found:
+                    raise ValueError(
+                        f"Both {type(found[name]).__name__} and {type(each).__name__} do the command {name}."
+                    )
+                found[name] = each
+    return found
 
 
 def read(message: Any, known: Mapping[str, object]) -> Callable[[], None]:

@@ -47,6 +47,16 @@ def test_a_message_is_the_call_that_it_names() -> None:
     assert told.calls == [("mask_removal", True), (["a", "b"],), (1, 3)]
 
 
+def test_a_command_is_of_one_owner() -> None:
+    class Other:
+        @c.command
+        def toggle(self) -> None:
+            """Told's name."""
+
+    with pytest.raises(ValueError, match="Both Told and Other do the command toggle"):
+        c.owners(Told(), Other())
+
+
 @pytest.mark.parametrize(
     ("message", "words"),
     [
