@@ -11,13 +11,13 @@
 # ARGS passes words on:  make lab ARGS="--port 9000 --no-browser"   make test ARGS="-k monitor"
 #                        make lab ARGS=--app   the workbench without its notebook, by Voila
 # PYTHON chooses the Python that .venv is made from:  make lab PYTHON=python3.12
-# WORKERS tests so many files at a time:  make test WORKERS=0   one after the other, in twice the time of 2
+# WORKERS tests so many files at a time:  make test WORKERS=0   one after the other, in twice the time of 3
 
 .DEFAULT_GOAL := help
 .PHONY: help lab test test-gpu test-ray test-oldest lint doctor media clean installed chromium compiled oldest collected
 
 PYTHON ?=
-WORKERS ?= 2
+WORKERS ?= 3
 ARGS ?=
 BIN := .venv/bin
 FIND_PYTHON = python=$$(PYTHON="$(PYTHON)" sh tools/find_python.sh)
