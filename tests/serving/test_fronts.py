@@ -18,7 +18,7 @@ import pytest
 
 import eet_lab
 from eet_lab.errors import SetupError
-from eet_lab.serving import fronts, replica, replicas_front
+from eet_lab.serving import cluster, fronts, replica, replicas_front
 from eet_lab.serving.engines import Engines
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.front_process import RemoteEngine
@@ -326,3 +326,15 @@ def test_what_other_fronts_have_inside_counts_and_clocks_of_machines_differ():
     machine, now = clock()
     assert ahead_s((machine, now - 50)) == 0 and ahead_s(None) == 0
     assert 49 < ahead_s(("another", now + 50)) < 51
+
+
+def test_replicas_end_though_waiting_for_the_fronts_is_interrupted(monkeypatch):
+    class Waiting:
+        def close(self) -> None:
+            raise KeyboardInterrupt
+
+    left = list[bool]()
+    monkeypatch.setattr(cluster, "_leave", left.append)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.Running(None, True, Waiting()).close()
+    assert left == [True]

@@ -200,18 +200,6 @@ def test_an_encoder_is_brought_requests_by_rays_proxy(planned, tmp_path):
     assert "policy" not in scale["autoscaling_config"]
 
 
-def test_replicas_end_though_waiting_for_the_fronts_is_interrupted(monkeypatch):
-    class Waiting:
-        def close(self) -> None:
-            raise KeyboardInterrupt
-
-    left = list[bool]()
-    monkeypatch.setattr(cluster, "_leave", left.append)
-    with pytest.raises(KeyboardInterrupt):
-        cluster.Running(None, True, Waiting()).close()
-    assert left == [True]
-
-
 def test_replicas_as_many_as_the_jobs_inside_ask_for():
     class Config:
         def get_target_ongoing_requests(self) -> float:
