@@ -1,14 +1,35 @@
-"""Files that somebody else may have made: read whole, and only where that must come to an end."""
+"""Files that somebody else may have made, or holds: read whole, and only where that must come to an end; locked."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+import time
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from eet_lab.errors import EETError
 from eet_lab.words import sized, told, visible
+
+POLL_S = 0.01
+
+
+def lock(opened: int, wait: Callable[[], object] | None = None) -> None:
+    """Take the lock on an open file or folder, which ends with the process, or when it is closed.
+
+    While another holds it `wait` is called again and again; what it raises ends the waiting. BlockingIOError without
+    one; OSError on a file system that has no locks.
+    """
+    while True:
+        try:
+            return fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if wait is None:
+                raise
+            wait()
+            time.sleep(POLL_S)
 
 
 def check_folder(folder: Path, what: str, error: type[EETError]) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from platform import node
@@ -15,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from eet_lab.errors import ModelError, first_line
-from eet_lab.files import check_regular
+from eet_lab.files import check_regular, lock
 from eet_lab.words import counted, some
 
 if TYPE_CHECKING:  # whoever reads a tokenizer's files needs no torch
@@ -195,23 +194,23 @@ def _own_part(folder: Path) -> Iterator[Path]:
     """
     prefix = f"{SAFE}.part-{node()}-"
     with ExitStack() as stack:
-        with _locked(folder, fcntl.LOCK_EX) as can_lock:
+        with _locked(folder, lambda: None) as can_lock:
             for left in folder.glob(f"{glob.escape(prefix)}*") if can_lock else ():
-                with suppress(OSError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_left:
+                with suppress(OSError), _locked(left) as is_left:
                     if is_left:
                         shutil.rmtree(left)
             own = Path(stack.enter_context(TemporaryDirectory(prefix=prefix, dir=folder)))
-            stack.enter_context(_locked(own, fcntl.LOCK_EX))
+            stack.enter_context(_locked(own))
         yield own
 
 
 @contextmanager
-def _locked(folder: Path, how: int) -> Iterator[bool]:
-    """Hold the lock on a folder; False where another holds it, and on file systems that have none."""
+def _locked(folder: Path, wait: Callable[[], object] | None = None) -> Iterator[bool]:
+    """Hold the lock on a folder; False where another holds it, unless `wait` waits, and on file systems without."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
-            fcntl.flock(opened, how)
+            lock(opened, wait)
         except OSError:
             yield False
         else:

@@ -116,7 +116,10 @@ async def serve(control: socket.socket, listening: socket.socket, links: socket.
     """Serve until told to drain, or until whoever started this is gone."""
     for each in (control, links):
         each.setblocking(False)
-    front = ReplicasFront(await received(control, TOKEN_BYTES), num_fronts)
+    token = await received(control, TOKEN_BYTES)
+    if len(token) < TOKEN_BYTES:
+        return  # whoever started this has ended: an empty token would let everybody in
+    front = ReplicasFront(token, num_fronts)
     accepting = asyncio.create_task(front.accept(links))
     ordered = asyncio.create_task(asyncio.get_running_loop().sock_recv(control, 1))
     waited: set[asyncio.Future[Any]] = {front.first, ordered}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from eet_lab.bench import Comparison, Ladder, Measurement, Run
 from eet_lab.bench.measured import describe, moment, placed
 from eet_lab.codec import Bytes, Ms, Name, Text, Whole, content_of
 from eet_lab.errors import EETError, ResultError
+from eet_lab.files import lock
 from eet_lab.labels import short_form
 from eet_lab.models.loading import is_demo
 from eet_lab.paths import other_results, write_whole
@@ -295,16 +295,14 @@ def locked(path: Path) -> Iterator[None]:
     flags = (
         os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     )  # neither a link nor a wait for a pipe
-    lock, since = os.open(path, flags, 0o600), time.monotonic()
+    opened, since = os.open(path, flags, 0o600), time.monotonic()
+
+    def wait() -> None:
+        if time.monotonic() > since + PATIENCE_S:
+            raise OSError(errno.EAGAIN, "another workbench keeps them locked") from None
+
     try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > since + PATIENCE_S:
-                    raise OSError(errno.EAGAIN, "another workbench keeps them locked") from None
-                time.sleep(0.01)
+        lock(opened, wait)
         yield
     finally:
-        os.close(lock)
+        os.close(opened)

@@ -8,7 +8,6 @@ What is no longer what was built (`digests`) is built again.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -18,12 +17,12 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from eet_lab.errors import Cancelled, KernelBuildError
+from eet_lab.files import lock
 from eet_lab.ops.native import digests, toolchain
 from eet_lab.paths import cache_dir, csrc_dir
 from eet_lab.progress import Cancel, Progress
@@ -153,13 +152,7 @@ def includes(path: Path) -> set[Path]:
 def _locked(path: Path, cancel: Cancel | None) -> Iterator[None]:
     """Hold a file lock. The kernel drops it when its holder dies, so a killed build cannot hang the next one."""
     with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                _stop_if(cancel)
-                time.sleep(POLL_S)
+        lock(file.fileno(), lambda: _stop_if(cancel))
         yield
 
 
