@@ -121,7 +121,13 @@ def test_all_on_a_gpu_is_all_that_loses_nothing(monkeypatch):
     )
     assert Recipe.parse("all,continuous_batching,prefix_caching,int8_weights", "cuda").names == listed()
     fused = {"fused_norms", "fused_activations", "fused_residuals", "fused_embeddings", "fused_cross_entropy"}
-    others = {"chunked_cross_entropy", "flat_optimizer", "varlen_attention", "batched_cross_attention"}
+    others = {
+        "chunked_cross_entropy",
+        "flat_optimizer",
+        "varlen_attention",
+        "short_attention",
+        "batched_cross_attention",
+    }
     assert {*IDS} - {*listed()} == fused | others | {"captured_steps"}
 
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from eet_lab.ops import reference
-from eet_lab.ops.cuda import train_embedding, train_epilogue, train_loss, train_norm, train_optimizer
+from eet_lab.ops.cuda import (
+    train_attention,
+    train_embedding,
+    train_epilogue,
+    train_loss,
+    train_norm,
+    train_optimizer,
+)
 from eet_lab.ops.noise import Dropout, Noise
 from eet_lab.ops.types import Norm, autograd
 
@@ -39,6 +47,8 @@ def train_calls() -> Iterator[TrainCall]:
         )
         yield from (_epilogue(37, F, act, dtype) for F in (8, 520) for act in (None, "gelu", "swiglu"))
         yield from (_embedded(T, 520, dtype) for T in (5, 200))
+        if dtype != torch.float32:
+            yield from (_attention(lengths, dtype) for lengths in ((50, 1, 0, 64, 17), (128, 3, 97)))
 
 
 def _loss(words: int, dtype: torch.dtype) -> TrainCall:
@@ -115,3 +125,15 @@ def _embedded(T: int, C: int, dtype: torch.dtype) -> TrainCall:
     inputs, drop = [torch.randn(rows, C).to(dtype) for rows in (9, 7, 2)], Dropout(0.1, 0.0, keys, positions)
     op = partial(train_embedding.embedded, ids, positions, None, scale=2.0, padding=3, empty=autograd, drop=drop)
     return TrainCall(f"embedded/t{T}/c{C} {dtype}", (*inputs, ids, positions, keys), _differentiated(op, *inputs))
+
+
+def _attention(lengths: tuple[int, ...], dtype: torch.dtype, heads: int = 2) -> TrainCall:
+    """Of rows that fill their kernel, do not, and have no token; causal where they are few."""
+    qkv = torch.randn(sum(lengths), 3 * heads * train_attention.HEAD_DIM).to(dtype)
+    ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    how = heads, max(lengths), 0.125, len(lengths) < 4
+
+    def op(x: Tensor) -> Tensor:
+        return train_attention.ShortAttention.apply(x, ends, *how)
+
+    return TrainCall(f"attention/{lengths} {dtype}", (qkv, ends), _differentiated(op, qkv))

@@ -231,7 +231,8 @@ TRAIN_CASES = (
         formula=lambda *inputs: loss_and_gradients(plain_linear_cross_entropy, *trained(inputs)),
     ),
     TrainCase(
-        "attention_backward", "attention_backward", (), (AttentionGradShape(8, 1024, 12, 64),),
+        "attention_backward", "attention_backward", (),
+        (AttentionGradShape(8, 1024, 12, 64), AttentionGradShape(32, 128, 12, 64), AttentionGradShape(128, 50, 12, 64)),
         formula=partial(gradients, plain_attention),
     ),
     TrainCase("adamw", "adamw", (), (AdamWShape(124),), formula=updated),

@@ -153,6 +153,21 @@ def attend_masked(
     return mixed.reshape(T, H * D) if out is None else out.view(mixed.shape).copy_(mixed).view(T, H * D)
 
 
+def attend_heads(
+    qkv: Tensor,
+    batch: Batch,
+    spec: Spec,
+    extras: Extras = NO_EXTRAS,
+    *,
+    empty: Empty,
+    drop: Dropout = all_kept,
+    attend_rows: Callable = attend_rows,
+) -> Tensor:
+    """What the tokens of a pass see of each other: [T,(H+2G)D] -> [T,HD]. `attend_rows` attends to heads apart."""
+    q, k, v = heads(qkv, batch, spec, extras, empty=empty)
+    return attend_rows(q, k, v, batch, batch, spec, extras, empty=empty, drop=drop)
+
+
 def attention(
     qkv: Tensor,
     kv: KV | None,
@@ -163,16 +178,16 @@ def attention(
     empty: Empty,
     drop: Dropout = all_kept,
     attend_rows: Callable = attend_rows,
+    attend_heads: Callable = attend_heads,
 ) -> Tensor:
     """Attention without a mask: a query sees columns begin .. its own, or the last of them. [T,(H+2G)D] -> [T,HD];
-    a pad's own is 0. Without a cache `attend_rows` does it.
+    a pad's own is 0. Without a cache `attend_heads` does it, by `attend_rows`.
 
     Plain PyTorch has no call for rows that see different columns, so these get a call each. In a step that is captured
     the host knows no row's columns: keys are gathered by what the device knows.
     """
     if kv is None:
-        q, k, v = heads(qkv, batch, spec, extras, empty=empty)
-        return attend_rows(q, k, v, batch, batch, spec, extras, empty=empty, drop=drop)
+        return attend_heads(qkv, batch, spec, extras, empty=empty, drop=drop, attend_rows=attend_rows)
     q, keys, values = append(qkv, kv, batch, spec, extras, empty=empty)
     if batch.spans is None or batch.keys.spans is None:
         return _attention_of_captured(q, keys, values, batch, spec, extras, empty)

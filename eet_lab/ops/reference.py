@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
-from eet_lab.ops.attention import append, attention, dense_mask, gathered, heads, masked_attention
+from eet_lab.ops.attention import append, attend_heads, attention, dense_mask, gathered, heads, masked_attention
 from eet_lab.ops.cross_attention import cross_attention, cross_mask
 from eet_lab.ops.embeddings import dropped, embed, embed_norm, embedded
 from eet_lab.ops.int8 import dequantized
@@ -24,6 +24,7 @@ __all__ = [
     "activate",
     "advance",
     "append",
+    "attend_heads",
     "attention",
     "choose",
     "choose_top_k",

@@ -35,14 +35,14 @@ def _unfit(model: Shapes) -> str | None:
     return None
 
 
-def _untrainable(dtype: torch.dtype) -> str | None:
+def untrainable(dtype: torch.dtype) -> str | None:
     """Why packed attention does not train weights of a type, or None."""
     if dtype in HALVES:
         return None
     return f"packed attention computes in float16 and bfloat16, not {_name(dtype)}. Load the model in bfloat16"
 
 
-@refuses(_unfit, _untrainable)
+@refuses(_unfit, untrainable)
 def attend_packed(
     q: Tensor,
     k: Tensor,

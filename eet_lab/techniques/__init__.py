@@ -22,6 +22,7 @@ from eet_lab.techniques.packed_prefill import PackedPrefill
 from eet_lab.techniques.persistent_layers import PersistentLayers
 from eet_lab.techniques.pre_padding import PrePadding
 from eet_lab.techniques.prefix_caching import PrefixCaching
+from eet_lab.techniques.short_attention import ShortAttention
 from eet_lab.techniques.varlen_attention import VarlenAttention
 
 for technique in (
@@ -41,6 +42,7 @@ for technique in (
     FusedCrossEntropy,
     FlatOptimizer,
     VarlenAttention,
+    ShortAttention,
     BatchedCrossAttention,
     FusedNorms,
     FusedActivations,

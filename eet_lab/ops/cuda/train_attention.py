@@ -1,0 +1,95 @@
+"""Attention of short rows among themselves, in training. T tokens, B rows, H heads of 64 channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eet_lab.ops import native, reference
+from eet_lab.ops.cuda.launching import DTYPES, at, check, needs, stream_of
+from eet_lab.ops.fits import Shapes, refuses
+from eet_lab.ops.noise import Dropout, all_kept
+from eet_lab.ops.rows import attend_rows
+from eet_lab.ops.types import NO_EXTRAS, Batch, Empty, Extras, Spec
+from eet_lab.ops.varlen import untrainable, with_cu_seqlens
+
+HEAD_DIM = 64
+LONGEST = 128
+"""Tokens of a row, whose scores a block has in registers."""
+
+
+def _unfit(model: Shapes) -> str | None:
+    """Why the kernel takes no row of a model, or None."""
+    spec = model.spec
+    if spec.head_dim != HEAD_DIM:
+        return f"the kernel for short rows takes heads of {HEAD_DIM} channels, and this model's have {spec.head_dim}"
+    if spec.kv_heads != spec.heads:
+        return f"the kernel for short rows takes one KV head a head, and this model has {spec.kv_heads}"
+    if spec.rope or spec.max_distance:
+        what = "rotates queries and keys" if spec.rope else "adds a bias of relative positions to its scores"
+        return f"the kernel for short rows reads queries and keys as their product made them, and this model {what}"
+    return None
+
+
+@refuses(_unfit, untrainable)
+@needs("train_attention")
+def attend_heads(
+    qkv: Tensor,
+    batch: Batch,
+    spec: Spec,
+    extras: Extras = NO_EXTRAS,
+    *,
+    empty: Empty,
+    drop: Dropout = all_kept,
+    attend_rows: Callable = attend_rows,
+) -> Tensor:
+    """`reference.attend_heads` of rows of at most 128 tokens: one launch, and one for the gradient. [T,3HD] -> [T,HD].
+
+    Longer rows, windows that are shorter than a row, and weights that are dropped are left to `attend_rows`. Nothing is
+    kept but qkv. Which of the two it is follows from shapes, as in `varlen.attend_packed`; each token must belong to a
+    row, and rows lie end to end.
+    """
+    has_window = spec.window is not None and spec.window < batch.max_q
+    if batch.max_q > LONGEST or has_window or drop.attention_p:
+        return reference.attend_heads(qkv, batch, spec, extras, empty=empty, drop=drop, attend_rows=attend_rows)
+    cu_seqlens = with_cu_seqlens(batch).cu_seqlens
+    scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
+    return ShortAttention.apply(qkv, cu_seqlens, spec.heads, batch.max_q, scale, spec.causal)
+
+
+class ShortAttention(torch.autograd.Function):
+    """qkv [T,3HD] -> [T,HD]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, qkv: Tensor, cu_seqlens: Tensor, heads: int, longest: int, scale: float, causal: bool
+    ) -> Tensor:
+        ctx.save_for_backward(qkv, cu_seqlens)
+        ctx.how = heads, longest, scale, causal
+        return short_attention(qkv, None, cu_seqlens, *ctx.how)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        qkv, cu_seqlens = ctx.saved_tensors
+        return short_attention(qkv, grads[0].contiguous(), cu_seqlens, *ctx.how), None, None, None, None, None
+
+
+def short_attention(
+    qkv: Tensor, dout: Tensor | None, cu_seqlens: Tensor, heads: int, longest: int, scale: float, causal: bool
+) -> Tensor:
+    """What rows' tokens see of each other: [T,3HD] -> [T,HD]; with `dout` [T,HD] the gradient of qkv. One launch."""
+    T, C = len(qkv), heads * HEAD_DIM
+    check(qkv, "qkv", qkv.dtype, (T, 3 * C))
+    check(dout, "the gradient", qkv.dtype, (T, C))
+    check(cu_seqlens, "the ends of rows", torch.int32, (len(cu_seqlens),))
+    to = qkv.new_empty(T, C) if dout is None else torch.empty_like(qkv)
+    if T:
+        native.loaded("train_attention").eet_short_attention(
+            to=at(to), qkv=at(qkv), dout=at(dout), ends=cu_seqlens.data_ptr(), dtype=DTYPES[qkv.dtype],
+            B=len(cu_seqlens) - 1, H=heads, longest=longest, scale=scale, causal=causal, stream=stream_of(qkv),
+        )  # fmt: skip
+    return to

@@ -1,0 +1,41 @@
+"""Attention of short rows: one kernel forward, one backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from eet_lab.ops.cuda import train_attention
+from eet_lab.ops.cuda.launching import with_options
+from eet_lab.parts import Parts
+from eet_lab.technique import TrainingKernels
+
+
+@dataclass(frozen=True)
+class ShortAttention(TrainingKernels):
+    """Attend to rows of at most 128 tokens, such as sentences and small images, by a kernel of their own.
+
+    The libraries' kernels are made for long rows: they go through queries and keys in tiles of 64 to 128, keep what the
+    backward pass needs of each, and write the gradients of queries, keys and values to three places, which PyTorch
+    then copies beside each other. With it, a block of threads has all scores of a row and a head in its registers. It
+    reads queries, keys and values once, where their product left them, and keeps nothing for the backward pass, which
+    computes the scores again. All gradients are written beside each other, always with the same bits.
+
+    Longer rows, a window that is shorter than a row, and attention dropout are left to packed attention. It takes
+    models with heads of 64 channels, each with keys of its own and without rotation: GPT-2, OPT, BERT, RoBERTa, BART
+    and ViT have such heads.
+
+    Expect a few percent of a step on sentences, and more on images of some 50 patches.
+
+    Source: FlashAttention-2 (Dao, 2023) for the products in registers; ByteTransformer (Zhai et al., 2023) for a
+    kernel of short rows.
+    """
+
+    name: ClassVar[str] = "short_attention"
+    title: ClassVar[str] = "Attention of short rows"
+    requires: ClassVar[tuple[str, ...]] = ("pre_padding", "mask_removal", "packed_prefill", "varlen_attention")
+
+    def apply(self, parts: Parts) -> Parts:
+        ops = parts.train_ops
+        attention = with_options(ops.attention, attend_heads=train_attention.attend_heads)
+        return replace(parts, train_ops=replace(ops, attention=attention))
