@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "eet/attention.cuh"
+#include "eet/drop.cuh"
 #include "eet/launch.cuh"
 #include "eet/mma.cuh"
 #include "eet/vec.cuh"
@@ -22,6 +23,7 @@ struct ShortArgs {
   int H;
   float scale;  // of scores
   bool causal;
+  eet::Drop drop;  // of weights
 };
 
 // Rows of kWidth numbers in shared memory. Pieces of 16 bytes change places, so that the 8 rows of a matrix lie in
@@ -102,38 +104,81 @@ __device__ void mix_transposed(float (&out)[kDim / 8][4], Tile<kKeys> weights, i
   }
 }
 
-// By one warp: 16 rows of scores become weights, of `count` keys or, if causal, those up to the query's own.
+// The weights of a warp's 16 queries. Where those of a query are about the same, say 1/50, rounding to T would make all of
+// them larger, or all smaller. So a weight is rounded over `rest`, a number from 1/2 to 1 that makes the largest of a query
+// a power of two, and `rest` is multiplied in fp32.
 template <int kKeys>
-__device__ void softmax(float (&c)[kKeys / 8][4], int first, int count, float scale, bool causal) {
-  const float exponent = scale * eet::kLog2e;
+struct Weights {
+  float of[kKeys / 8][4] = {};  // scores, then weights over `rest`
+  float rest[2];
+  uint32_t kept[kKeys / 64];  // bits: which of them are not dropped
+
+  // Of `count` keys or, if causal, those up to the query's own.
+  __device__ void softmax(int first, int count, float scale, bool causal) {
+    const float exponent = scale * eet::kLog2e;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int query = first + lane() / 4 + 8 * half, end = causal ? min(count, query + 1) : count;
-    float max = eet::kLowest, sum = 0;
+    for (int half = 0; half < 2; ++half) {
+      const int query = first + lane() / 4 + 8 * half, end = causal ? min(count, query + 1) : count;
+      float max = eet::kLowest, sum = 0;
 #pragma unroll
-    for (int j = 0; j < kKeys / 8; ++j) {
+      for (int j = 0; j < kKeys / 8; ++j) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float& score = c[j][2 * half + i];
-        if (8 * j + lane() % 4 * 2 + i >= end) score = -INFINITY;
-        max = fmaxf(max, score);
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          if (key(j, i) >= end) of[j][i] = -INFINITY;
+          max = fmaxf(max, of[j][i]);
+        }
       }
-    }
-    max = eet::warp_max<4>(max);
+      max = eet::warp_max<4>(max);
 #pragma unroll
-    for (int j = 0; j < kKeys / 8; ++j) {
+      for (int j = 0; j < kKeys / 8; ++j) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float& score = c[j][2 * half + i];
-        score = eet::exp2_of((score - max) * exponent);
-        sum += score;
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          of[j][i] = eet::exp2_of((of[j][i] - max) * exponent);
+          sum += of[j][i];
+        }
       }
-    }
-    const float scaled = 1 / eet::warp_sum<4>(sum);
+      sum = eet::warp_sum<4>(sum);  // 1 at least
+      const float power = __uint_as_float(__float_as_uint(sum) & 0x7f800000), inverse = 1 / power;
+      rest[half] = power / sum;
 #pragma unroll
-    for (int j = 0; j < kKeys / 8; ++j) c[j][2 * half] *= scaled, c[j][2 * half + 1] *= scaled;
+      for (int j = 0; j < kKeys / 8; ++j) of[j][2 * half] *= inverse, of[j][2 * half + 1] *= inverse;
+    }
   }
-}
+
+  // Element (query, key) is drawn from mix(mix(query's row + head) + key), as in eet_lab/ops/noise.py.
+  template <typename T>
+  __device__ void draw(const ShortArgs<T>& a, int head, int begin, int first, int count) {
+#pragma unroll
+    for (uint32_t& bits : kept) bits = ~0u;
+    if (!a.drop.tokens) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int query = min(first + lane() / 4 + 8 * half, count - 1);
+      const uint32_t row = eet::mix(a.drop.row(begin + query) + uint32_t(head));
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) {
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          if (eet::mix(row + uint32_t(key(j, i))) < a.drop.below) kept[j / 8] &= ~(1u << (j % 8 * 4 + i));
+        }
+      }
+    }
+  }
+
+  // A number of each weight: 0 where it is dropped, and the others grow.
+  template <typename T>
+  __device__ void drop(const ShortArgs<T>& a, float (&x)[kKeys / 8][4]) const {
+    if (!a.drop.tokens) return;
+#pragma unroll
+    for (int j = 0; j < kKeys / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[j][i] = kept[j / 8] >> (j % 8 * 4 + i) & 1 ? x[j][i] * a.drop.scale : 0.f;
+    }
+  }
+
+ private:
+  __device__ static int key(int j, int i) { return 8 * j + lane() % 4 * 2 + i % 2; }
+};
 
 // By one warp: 16 rows of a product as T, to rows of a tile from `first` on.
 template <typename T, int kWidth>
@@ -197,24 +242,49 @@ __global__ void __launch_bounds__(2 * kRows) short_attention_kernel(const ShortA
   eet::wait_for_copies<1>();
   __syncthreads();
   const int first = threadIdx.x / 32 * 16;
-  float weights[kRows / 8][4] = {}, out[kDim / 8][4] = {};
+  Weights<kRows> weights;
   if (first < at.count) {
-    multiply<T, kRows>(weights, q, first, k, at.count);
-    softmax<kRows>(weights, first, at.count, a.scale, a.causal);
+    multiply<T, kRows>(weights.of, q, first, k, at.count);
+    weights.softmax(first, at.count, a.scale, a.causal);
+    weights.draw(a, at.head, at.first, first, at.count);
+    weights.drop(a, weights.of);
   }
   eet::wait_for_copies<0>();
   __syncthreads();
   if (first >= at.count) return;
-  mix<T, kRows>(out, weights, v, at.count);
+  float out[kDim / 8][4] = {};
+  mix<T, kRows>(out, weights.of, v, at.count);
+#pragma unroll
+  for (auto& part : out) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) part[i] *= weights.rest[i / 2];
+  }
   write(a.to + at.first * width + at.head * kDim, width, q, first, at.count, out);
+}
+
+// By one warp: multiplies 16 rows of a tile, from `first` on, with a number of each.
+template <typename T>
+__device__ void multiply_rows(Heads rows, int first, const float (&by)[2]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = 4 * i + lane() / 8;
+    const float factor = __shfl_sync(0xffffffffu, by[i / 2], row % 8 * 4);
+    uint4& piece = *reinterpret_cast<uint4*>(rows.at(first + row, lane() % 8));
+    float x[eet::kVec<T>];
+    eet::unpack<T>(piece, x);
+#pragma unroll
+    for (float& each : x) each *= factor;
+    piece = eet::pack<T>(x);
+  }
+  __syncwarp();
 }
 
 // Why      as above
 // Mapping  as above; then a warp for each 16 keys, which reads weights and gradients of scores from shared memory
 // Traffic  qkv and dout once, dqkv once; nothing is kept from the forward pass, since a row's scores fit into registers
 // Needs    as above
-// Numerics scores, softmax and sums in fp32; weights and gradients of scores are rounded to T for the tensor cores; no
-//          atomics: the same bits each time
+// Numerics scores, softmax and sums in fp32; weights, gradients of scores, and dout times what is left of a query's sum of
+//          weights are rounded to T for the tensor cores; no atomics: the same bits each time
 // Source   ours; FlashAttention-2's formulas, with sum(weights * dweights) of a query in place of sum(dout * out)
 template <typename T, int kRows>
 __global__ void __launch_bounds__(2 * kRows) short_attention_backward_kernel(const ShortArgs<T> a) {
@@ -223,7 +293,7 @@ __global__ void __launch_bounds__(2 * kRows) short_attention_backward_kernel(con
   if (at.count <= 0) return;
   constexpr int kBytes = Heads::bytes(kRows);
   const Heads q{shared}, k{q.start + kBytes}, v{k.start + kBytes}, dout{v.start + kBytes};
-  const Tile<kRows> weights{dout.start + kBytes}, dscores{weights.start + Tile<kRows>::bytes(kRows)};
+  const Tile<kRows> applied{dout.start + kBytes}, dscores{applied.start + Tile<kRows>::bytes(kRows)};
   const int64_t width = int64_t(a.H) * kDim;
   const T* const from = a.qkv + at.first * 3 * width + at.head * kDim;
   fetch(q, from, 3 * width, at.count);
@@ -235,29 +305,35 @@ __global__ void __launch_bounds__(2 * kRows) short_attention_backward_kernel(con
   eet::wait_for_copies<1>();
   __syncthreads();
   const int first = threadIdx.x / 32 * 16;
-  float weight[kRows / 8][4] = {}, grad[kRows / 8][4] = {};
+  Weights<kRows> weights;
+  float grad[kRows / 8][4] = {};
   if (first < at.count) {
-    multiply<T, kRows>(weight, q, first, k, at.count);
-    softmax<kRows>(weight, first, at.count, a.scale, a.causal);
-    keep<T>(weights, first, weight, at.count);
+    multiply<T, kRows>(weights.of, q, first, k, at.count);
+    weights.softmax(first, at.count, a.scale, a.causal);
+    weights.draw(a, at.head, at.first, first, at.count);
+    Weights<kRows> left = weights;
+    left.drop(a, left.of);
+    keep<T>(applied, first, left.of, at.count);
   }
   eet::wait_for_copies<0>();
   __syncthreads();
   if (first < at.count) {
+    multiply_rows<T>(dout, first, weights.rest);
     multiply<T, kRows>(grad, dout, first, v, at.count);
+    weights.drop(a, grad);
+    float sum[2] = {};
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sum = 0;
+    for (int j = 0; j < kRows / 8; ++j) {
 #pragma unroll
-      for (int j = 0; j < kRows / 8; ++j) {
+      for (int i = 0; i < 4; ++i) sum[i / 2] += weights.of[j][i] * grad[j][i];
+    }
 #pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; ++i) sum += weight[j][i] * grad[j][i];
-      }
-      sum = eet::warp_sum<4>(sum);
+    for (float& each : sum) each = eet::warp_sum<4>(each);
 #pragma unroll
-      for (int j = 0; j < kRows / 8; ++j) {
+    for (int j = 0; j < kRows / 8; ++j) {
 #pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; ++i) grad[j][i] = weight[j][i] * (grad[j][i] - sum) * a.scale;
+      for (int i = 0; i < 4; ++i) {
+        grad[j][i] = weights.of[j][i] * (grad[j][i] - sum[i / 2] * weights.rest[i / 2]) * a.scale;
       }
     }
     keep<T>(dscores, first, grad, at.count);
@@ -274,7 +350,7 @@ __global__ void __launch_bounds__(2 * kRows) short_attention_backward_kernel(con
   };
   written(to, [&](auto& out) { mix<T, kRows>(out, grad, k, at.count); });
   written(to + width, [&](auto& out) { mix_transposed<T, kRows>(out, dscores, first, q, at.count); });
-  written(to + 2 * width, [&](auto& out) { mix_transposed<T, kRows>(out, weights, first, dout, at.count); });
+  written(to + 2 * width, [&](auto& out) { mix_transposed<T, kRows>(out, applied, first, dout, at.count); });
 }
 
 template <int kRows, typename T>
@@ -289,13 +365,16 @@ cudaError_t launch(const ShortArgs<T>& a, int B, cudaStream_t stream) {
 
 // Without `dout`: `to` [T,HD] is the output. With it: `to` [T,3HD] is the gradient of qkv. `ends` [B+1]: where rows begin,
 // and where the last one ends; `longest`: tokens of a row at most.
-extern "C" cudaError_t eet_short_attention(void* to, const void* qkv, const void* dout, const int* ends, int dtype,
-                                           int B, int H, int longest, float scale, int causal, cudaStream_t stream) {
+extern "C" cudaError_t eet_short_attention(void* to, const void* qkv, const void* dout, const int* ends,
+                                           const int64_t* drop_tokens, int drop_call, int drop_below,
+                                           float drop_scale, int dtype, int B, int H, int longest, float scale,
+                                           int causal, cudaStream_t stream) {
   if (B < 1 || H < 1 || longest < 1 || longest > 128 || !(scale > 0)) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto in = [](const void* p) { return static_cast<const Type*>(p); };
-    const ShortArgs<Type> a{static_cast<Type*>(to), in(qkv), in(dout), ends, H, scale, causal != 0};
+    const ShortArgs<Type> a{static_cast<Type*>(to), in(qkv), in(dout), ends, H, scale, causal != 0,
+                            {drop_tokens, drop_call, uint32_t(drop_below), drop_scale}};
     return longest <= 64 ? launch<64>(a, B, stream) : launch<128>(a, B, stream);
   });
 }

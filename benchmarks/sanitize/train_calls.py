@@ -128,12 +128,13 @@ def _embedded(T: int, C: int, dtype: torch.dtype) -> TrainCall:
 
 
 def _attention(lengths: tuple[int, ...], dtype: torch.dtype, heads: int = 2) -> TrainCall:
-    """Of rows that fill their kernel, do not, and have no token; causal where they are few."""
+    """Of rows that fill their kernel, do not, and have no token; causal where they are few, else with dropout."""
     qkv = torch.randn(sum(lengths), 3 * heads * train_attention.HEAD_DIM).to(dtype)
     ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-    how = heads, max(lengths), 0.125, len(lengths) < 4
+    keys, is_causal = torch.arange(len(qkv)), len(lengths) < 4
+    how = heads, max(lengths), 0.125, is_causal, None if is_causal else Noise(keys, 3, 0.1)
 
     def op(x: Tensor) -> Tensor:
         return train_attention.ShortAttention.apply(x, ends, *how)
 
-    return TrainCall(f"attention/{lengths} {dtype}", (qkv, ends), _differentiated(op, qkv))
+    return TrainCall(f"attention/{lengths} {dtype}", (qkv, ends, keys), _differentiated(op, qkv))

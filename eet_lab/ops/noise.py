@@ -88,18 +88,28 @@ class Dropout:
 
         It takes weights [B,H,Q,K] of tokens [B,Q] of the pass among each other, or for keys of positions [B,K].
         """
-        if not self.attention_p:
+        drawn = self.attention_noise()
+        if drawn is None:
             return None
-        self._num_calls += 1
-        noise = mix(self.tokens + self._num_calls)  # without a mix, neighbours would share their noise
+        noise = mix(drawn.tokens + drawn.call)  # without a mix, neighbours would share their noise
 
         def dropped(weights: Tensor, tokens: Tensor, keys: Tensor | None = None) -> Tensor:
             positions = self.positions[tokens] if keys is None else keys
             heads = torch.arange(weights.shape[1], device=weights.device)
             rows = mix(noise[tokens][:, None] + heads[:, None])[..., None]
-            return _Dropped.apply(weights, rows, positions[:, None, None], self.attention_p)
+            return _Dropped.apply(weights, rows, positions[:, None, None], drawn.p)
 
         return dropped
+
+    def attention_noise(self) -> Noise | None:
+        """What the next attention drops, for a kernel that drops on its way; None: nothing.
+
+        Weight [h,t,k] is drawn from mix(mix(tokens[t] + call) + h) and the key's position k.
+        """
+        if not self.attention_p:
+            return None
+        self._num_calls += 1
+        return Noise(self.tokens, self._num_calls, self.attention_p)
 
 
 all_kept = Dropout(0.0, 0.0, torch.empty(0), torch.empty(0))

@@ -21,9 +21,10 @@ class ShortAttention(TrainingKernels):
     reads queries, keys and values once, where their product left them, and keeps nothing for the backward pass, which
     computes the scores again. All gradients are written beside each other, always with the same bits.
 
-    Longer rows, a window that is shorter than a row, and attention dropout are left to packed attention. It takes
-    models with heads of 64 channels, each with keys of its own and without rotation: GPT-2, OPT, BERT, RoBERTa, BART
-    and ViT have such heads.
+    What `attention_dropout` drops is what plain ops drop: it depends on the seed, the step and the two tokens, and the
+    backward pass draws it again. Longer rows, and a window that is shorter than a row, are left to packed attention. It
+    takes models with heads of 64 channels, each with keys of its own and without rotation: GPT-2, OPT, BERT, RoBERTa,
+    BART and ViT have such heads.
 
     Expect a few percent of a step on sentences, and more on images of some 50 patches.
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from eet_lab.ops import native, reference
-from eet_lab.ops.cuda.launching import DTYPES, at, check, needs, stream_of
+from eet_lab.ops.cuda.launching import DTYPES, at, check, drop_arguments, needs, stream_of
 from eet_lab.ops.fits import Shapes, refuses
-from eet_lab.ops.noise import Dropout, all_kept
+from eet_lab.ops.noise import Dropout, Noise, all_kept
 from eet_lab.ops.rows import attend_rows
 from eet_lab.ops.types import NO_EXTRAS, Batch, Empty, Extras, Spec
 from eet_lab.ops.varlen import untrainable, with_cu_seqlens
@@ -48,38 +48,53 @@ def attend_heads(
 ) -> Tensor:
     """`reference.attend_heads` of rows of at most 128 tokens: one launch, and one for the gradient. [T,3HD] -> [T,HD].
 
-    Longer rows, windows that are shorter than a row, and weights that are dropped are left to `attend_rows`. Nothing is
-    kept but qkv. Which of the two it is follows from shapes, as in `varlen.attend_packed`; each token must belong to a
-    row, and rows lie end to end.
+    Longer rows and windows that are shorter than a row are left to `attend_rows`. Nothing is kept but qkv, and what is
+    dropped is drawn again. Which of the two it is follows from shapes, as in `varlen.attend_packed`; each token must
+    belong to a row, and rows lie end to end.
     """
     has_window = spec.window is not None and spec.window < batch.max_q
-    if batch.max_q > LONGEST or has_window or drop.attention_p:
+    if batch.max_q > LONGEST or has_window:
         return reference.attend_heads(qkv, batch, spec, extras, empty=empty, drop=drop, attend_rows=attend_rows)
     cu_seqlens = with_cu_seqlens(batch).cu_seqlens
     scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
-    return ShortAttention.apply(qkv, cu_seqlens, spec.heads, batch.max_q, scale, spec.causal)
+    noise = drop.attention_noise()
+    return ShortAttention.apply(qkv, cu_seqlens, spec.heads, batch.max_q, scale, spec.causal, noise)
 
 
 class ShortAttention(torch.autograd.Function):
-    """qkv [T,3HD] -> [T,HD]."""
+    """Queries, keys and values [T,3HD] of rows of so many tokens at most -> [T,HD]."""
 
     @staticmethod
     def forward(
-        ctx: Any, qkv: Tensor, cu_seqlens: Tensor, heads: int, longest: int, scale: float, causal: bool
+        ctx: Any,
+        qkv: Tensor,
+        cu_seqlens: Tensor,
+        heads: int,
+        longest: int,
+        scale: float,
+        causal: bool,
+        noise: Noise | None,
     ) -> Tensor:
         ctx.save_for_backward(qkv, cu_seqlens)
-        ctx.how = heads, longest, scale, causal
+        ctx.how = heads, longest, scale, causal, noise
         return short_attention(qkv, None, cu_seqlens, *ctx.how)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         qkv, cu_seqlens = ctx.saved_tensors
-        return short_attention(qkv, grads[0].contiguous(), cu_seqlens, *ctx.how), None, None, None, None, None
+        return short_attention(qkv, grads[0].contiguous(), cu_seqlens, *ctx.how), *(None,) * 6
 
 
 def short_attention(
-    qkv: Tensor, dout: Tensor | None, cu_seqlens: Tensor, heads: int, longest: int, scale: float, causal: bool
+    qkv: Tensor,
+    dout: Tensor | None,
+    cu_seqlens: Tensor,
+    heads: int,
+    longest: int,
+    scale: float,
+    causal: bool,
+    noise: Noise | None = None,
 ) -> Tensor:
     """What rows' tokens see of each other: [T,3HD] -> [T,HD]; with `dout` [T,HD] the gradient of qkv. One launch."""
     T, C = len(qkv), heads * HEAD_DIM
@@ -89,7 +104,8 @@ def short_attention(
     to = qkv.new_empty(T, C) if dout is None else torch.empty_like(qkv)
     if T:
         native.loaded("train_attention").eet_short_attention(
-            to=at(to), qkv=at(qkv), dout=at(dout), ends=cu_seqlens.data_ptr(), dtype=DTYPES[qkv.dtype],
-            B=len(cu_seqlens) - 1, H=heads, longest=longest, scale=scale, causal=causal, stream=stream_of(qkv),
+            to=at(to), qkv=at(qkv), dout=at(dout), ends=cu_seqlens.data_ptr(), **drop_arguments(noise, T),
+            dtype=DTYPES[qkv.dtype], B=len(cu_seqlens) - 1, H=heads, longest=longest, scale=scale, causal=causal,
+            stream=stream_of(qkv),
         )  # fmt: skip
     return to

@@ -1,0 +1,65 @@
+"""Attention of short rows, as far as a CPU sees it: what is launched, what is left to others, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import families
+import pytest
+import torch
+from test_launch_arguments import launched  # noqa: F401  a fixture
+from test_train_ops import Config
+from test_varlen import batch, drawn
+
+from eet_lab.ops.cuda.train_attention import LONGEST, attend_heads
+from eet_lab.ops.noise import Dropout, token_keys
+from eet_lab.ops.types import Spec, autograd
+from eet_lab.technique import known
+
+
+@pytest.mark.parametrize("p", [0.0, 0.2])
+def test_short_rows_take_a_launch_forward_and_one_backward(p, launched):  # noqa: F811
+    spec, lengths = Spec(2, 2, 64), (5, LONGEST, 1)
+    read = batch(lengths)
+    drop = Dropout(0.0, p, token_keys(3, read.rows, read.positions), read.positions)
+    qkv = drawn(spec, lengths)[0].detach().flatten(1).half().requires_grad_()
+    out = attend_heads(qkv, read, spec, empty=autograd, drop=drop, attend_rows=None)
+    assert out.shape == (sum(lengths), 128) and launched == ["eet_short_attention"]
+    (grad,) = torch.autograd.grad(out, qkv, out.detach())
+    assert grad.shape == qkv.shape and len(launched) == 2
+
+
+@pytest.mark.parametrize(
+    ("spec", "lengths"),
+    [(Spec(2, 2, 64), (5, LONGEST + 1)), (Spec(2, 2, 64, window=4), (5, 3))],
+    ids=["long", "window"],
+)
+def test_what_it_does_not_take_goes_to_those_who_attend_to_rows(spec, lengths, launched):  # noqa: F811
+    qkv, read = drawn(spec, lengths)[0].detach().flatten(1).half(), batch(lengths)
+    given = []
+
+    def attend_rows(q, k, v, *rest, **how):
+        given.append([part.shape for part in (q, k, v)])
+        return q.flatten(1)
+
+    attend_heads(qkv, read, spec, empty=autograd, attend_rows=attend_rows)
+    assert given == [[(sum(lengths), 2, 64)] * 3] and not launched
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, None),
+        ({"head_dim": 32}, "heads of 64 channels, and this model's have 32"),
+        ({"num_kv_heads": 1}, "one KV head a head, and this model has 1"),
+        ({"rope": True}, "this model rotates queries and keys"),
+    ],
+    ids=str,
+)
+def test_models_that_it_does_not_take_are_greyed_with_the_reason(changes, wrong):
+    config = Config(2, 128, 2, 96, 97, 64)
+    if changes.pop("rope", False):
+        config = families.ours("llama").config
+        config = replace(config, hidden_size=128, num_heads=2, num_kv_heads=2, head_dim=64)
+    reason = known("short_attention")().unfit(replace(config, **changes).in_training)
+    assert reason is None if wrong is None else wrong in (reason or "")
