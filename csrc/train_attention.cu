@@ -92,8 +92,7 @@ __device__ void mix_transposed(float (&out)[kDim / 8][4], Tile<kKeys> weights, i
   for (int i = 0; i < kKeys / 16; ++i) {
     if (16 * i >= num_queries) break;
     uint32_t a[4];
-    eet::load_matrices_transposed(
-        a, weights.at(16 * i + lane() % 8 + lane() / 16 * 8, first / 8 + lane() / 8 % 2));
+    eet::load_matrices_transposed(a, weights.at(16 * i + lane() % 8 + lane() / 16 * 8, first / 8 + lane() / 8 % 2));
 #pragma unroll
     for (int n = 0; n < kDim / 16; ++n) {
       uint32_t y[4];
@@ -104,9 +103,9 @@ __device__ void mix_transposed(float (&out)[kDim / 8][4], Tile<kKeys> weights, i
   }
 }
 
-// The weights of a warp's 16 queries. Where those of a query are about the same, say 1/50, rounding to T would make all of
-// them larger, or all smaller. So a weight is rounded over `rest`, a number from 1/2 to 1 that makes the largest of a query
-// a power of two, and `rest` is multiplied in fp32.
+// The weights of a warp's 16 queries. Where those of a query are alike, say 1/50, rounding to T would make all of them
+// larger, or all smaller. So what is rounded is a weight over `rest`, a number from 1/2 to 1 that makes the largest
+// weight of a query a power of two.
 template <int kKeys>
 struct Weights {
   float of[kKeys / 8][4] = {};  // scores, then weights over `rest`
@@ -194,7 +193,8 @@ __device__ void keep(Tile<kWidth> to, int first, const float (&c)[kWidth / 8][4]
   }
 }
 
-// By one warp: those of 16 rows that exist, from `first` on, to where the row's first lies, by way of a tile's same rows.
+// By one warp: 16 rows of a product, from `first` on, as far as they exist, by way of the same rows of a tile. `to` is
+// where the first of all rows lies.
 template <typename T>
 __device__ void write(T* to, int64_t stride, Heads by, int first, int count, const float (&c)[kDim / 8][4]) {
   __syncwarp();
@@ -219,8 +219,8 @@ struct Place {
   }
 };
 
-// Why      libraries' tiles of 128 queries and keys are mostly empty for rows of 50 tokens, and their gradients of queries,
-//          keys and values lie apart: beside each other they are a copy
+// Why      libraries' tiles of 128 queries and keys are mostly empty for rows of 50 tokens; and their gradients of
+//          queries, keys and values lie apart, so that a copy is needed to have them beside each other
 // Mapping  a block for each row and head: B * H; a warp for each 16 queries, with all of their scores in registers
 // Traffic  qkv and out once
 // Needs    sm_80; heads of 64 channels, rows of at most kRows tokens, one KV head a head
@@ -283,8 +283,8 @@ __device__ void multiply_rows(Heads rows, int first, const float (&by)[2]) {
 // Mapping  as above; then a warp for each 16 keys, which reads weights and gradients of scores from shared memory
 // Traffic  qkv and dout once, dqkv once; nothing is kept from the forward pass, since a row's scores fit into registers
 // Needs    as above
-// Numerics scores, softmax and sums in fp32; weights, gradients of scores, and dout times what is left of a query's sum of
-//          weights are rounded to T for the tensor cores; no atomics: the same bits each time
+// Numerics scores, softmax and sums in fp32; weights, gradients of scores, and dout times `rest` are rounded to T for
+//          the tensor cores; no atomics: the same bits each time
 // Source   ours; FlashAttention-2's formulas, with sum(weights * dweights) of a query in place of sum(dout * out)
 template <typename T, int kRows>
 __global__ void __launch_bounds__(2 * kRows) short_attention_backward_kernel(const ShortArgs<T> a) {
@@ -355,16 +355,16 @@ __global__ void __launch_bounds__(2 * kRows) short_attention_backward_kernel(con
 
 template <int kRows, typename T>
 cudaError_t launch(const ShortArgs<T>& a, int B, cudaStream_t stream) {
-  const int tiles = a.dout ? 4 : 3, shared_bytes = tiles * Heads::bytes(kRows) + (a.dout ? 2 * Tile<kRows>::bytes(kRows) : 0);
-  const eet::Launch how{dim3(B * a.H), 2 * kRows, shared_bytes, stream};
+  const int scores = 2 * Tile<kRows>::bytes(kRows), one = Heads::bytes(kRows);
+  const eet::Launch how{dim3(B * a.H), 2 * kRows, a.dout ? 4 * one + scores : 3 * one, stream};
   return a.dout ? eet::launch(short_attention_backward_kernel<T, kRows>, how, a)
                 : eet::launch(short_attention_kernel<T, kRows>, how, a);
 }
 
 }  // namespace
 
-// Without `dout`: `to` [T,HD] is the output. With it: `to` [T,3HD] is the gradient of qkv. `ends` [B+1]: where rows begin,
-// and where the last one ends; `longest`: tokens of a row at most.
+// Without `dout`, `to` [T,HD] is the output; with it, `to` [T,3HD] is the gradient of qkv. `ends` [B+1]: where rows
+// begin, and where the last one ends. No row has more than `longest` tokens.
 extern "C" cudaError_t eet_short_attention(void* to, const void* qkv, const void* dout, const int* ends,
                                            const int64_t* drop_tokens, int drop_call, int drop_below,
                                            float drop_scale, int dtype, int B, int H, int longest, float scale,
