@@ -43,10 +43,14 @@ def check_folder(folder: Path, what: str, error: type[EETError]) -> None:
 
 
 def folder_path(folder: object, error: type[EETError]) -> Path:
-    """The path of a folder that a user named; `error` for what is no path."""
+    """The path of a folder that a user named, with the home that ~ stands for; `error` for what is no path."""
     if not isinstance(folder, str | os.PathLike):
         raise error(f"folder is {told(folder)}, but it must be a path, such as 'first-run'.")
-    return Path(folder)
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError:
+        whose = f"of {told(Path(folder).parts[0])}"
+        raise error(f"folder is {told(folder)}, but no home {whose} is known. Write the path out.") from None
 
 
 def check_regular(path: Path, error: type[EETError], remedy: str, most_bytes: int | None = None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from eet_lab import paths
 from eet_lab.errors import SetupError, did_you_mean
+from eet_lab.files import folder_path
 from eet_lab.words import counted
 
 WORKBENCH = "workbench.ipynb"
@@ -38,7 +39,7 @@ def notebooks_in(folder: Path | None) -> Path:
     """The folder of the user's notebooks, which need not exist yet."""
     if folder is None and paths.is_clone():
         return paths.notebooks_dir()
-    return (folder or Path.cwd()).expanduser().resolve()
+    return folder_path(folder or Path.cwd(), SetupError).resolve()
 
 
 def notebook_name(wanted: str, folder: Path | None = None) -> str:

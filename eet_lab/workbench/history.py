@@ -25,6 +25,7 @@ from eet_lab.bench.results import read_result
 from eet_lab.bench.timeline import Timelines, encode, timelines_of
 from eet_lab.codec import content_of
 from eet_lab.errors import EETError, ResultError, first_line
+from eet_lab.files import folder_path
 from eet_lab.paths import PACKAGE, other_results, results_dir, write_whole
 from eet_lab.words import visible
 from eet_lab.workbench import export
@@ -65,7 +66,7 @@ class History:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder).expanduser()
+        self.folder = folder_path(folder, ResultError)
         self.problem = f"{why} {in_memory()}" if (why := _not_writable(self.folder)) else ""
         self._sidecar = Sidecar(self.folder)
         self._memory: dict[str, tuple[KeptRun, Result, dict[str, Any]]] = {}

@@ -140,6 +140,8 @@ def test_wrong_types_are_told_with_what_is_accepted() -> None:
         Workbench(dtype=5)
     with pytest.raises(ResultError, match="folder is 5, but it must be a path"):
         Workbench(folder=5)
+    with pytest.raises(ResultError, match="folder is '~nobody-here/x', but no home of '~nobody-here' is known"):
+        Workbench(folder="~nobody-here/x")
     for policies in (5, b"x", ["token_budget", 5]):
         with pytest.raises(ScheduleError, match="policies is .*, but it must be the name of a policy or a list"):
             ServingView(policies=policies)
