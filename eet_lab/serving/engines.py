@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.front_process import RemoteEngine
 from eet_lab.serving.jobs import Job, Load, News
+from eet_lab.words import counted
 
 LOST = "The replica is lost, and this request with it. Send it again."
 NONE = "No replica is up. Send this again later."
 RETRY_S = 5.0
 """When a client shall come again that finds none: a new one loads its weights first."""
+LOG = logging.getLogger("eet_lab.serving")
 
 
 class Engines:
@@ -56,17 +59,24 @@ class Engines:
             self.changed(len(self._taking))
 
     def lose(self, engine: RemoteEngine, receive: Callable[[list[News]], None]) -> None:
-        """It is gone: whoever waits for it is told."""
+        """It is gone: what has no token yet goes to others, once, for it may be what ends engines; else it is told."""
         self.spare(engine)
         self._all.remove(engine)
+        if self._alive() and (jobs := engine.give_up()):
+            LOG.warning("a replica is lost: %s without a token go to others", counted(len(jobs), "request"))
+            for job in jobs:
+                self._give(job, is_retried=True)
         engine.lose(ApiError(500, LOST, code="replica_lost"), receive)
 
     def join(self, job: Job) -> None:
         """Queue it. Errors: ApiError where there is no engine; those of `RemoteEngine.join`."""
         if (why := self.dead) is not None:
             raise why
+        self._give(job)
+
+    def _give(self, job: Job, is_retried: bool = False) -> None:
         engine = min(self._alive(), key=lambda each: each.num_inside)
-        engine.join(job)
+        engine.join(job, is_retried)
         self._taking.remove(engine)  # the next one of those that have as few goes to another
         self._taking.append(engine)
 

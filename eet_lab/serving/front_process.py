@@ -38,6 +38,7 @@ class RemoteEngine:
         self._channel, self._ahead_s, self._others = channel, ahead_s, 0
         self._answers: dict[int, Hashable] = {}
         self._numbers: dict[Hashable, int] = {}
+        self._unbegun: dict[int, Job] = {}  # of which nothing has come
         self._count = count()
         self._next = ToEngine()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -54,12 +55,17 @@ class RemoteEngine:
     def close(self) -> None:
         """Nothing: the end of this process tells the other one."""
 
-    def join(self, job: Job) -> None:
-        """Queue it. Errors: those of msgspec for what no frame can have, after which nothing has changed."""
+    def join(self, job: Job, is_retried: bool = False) -> None:
+        """Queue it. `is_retried`: an engine that had it is lost, and after this one no other takes it.
+
+        Errors: those of msgspec for what no frame can have, after which nothing has changed.
+        """
         number = next(self._count)
         sent = job._replace(answer=number, deadline=job.deadline + self._ahead_s)
         written = msgspec.Raw(ENCODER.encode(sent))
         self._answers[number], self._numbers[job.answer] = job.answer, number
+        if not is_retried:
+            self._unbegun[number] = job
         self._soon().jobs.append(written)
 
     def leave(self, answer: Hashable) -> None:
@@ -67,6 +73,7 @@ class RemoteEngine:
         number = self._numbers.pop(answer, None)
         if number is not None:
             del self._answers[number]
+            self._unbegun.pop(number, None)
             self._soon().leaves.append(number)
 
     @property
@@ -102,6 +109,7 @@ class RemoteEngine:
             answer = self._answers.get(each.answer)
             if answer is None:
                 continue
+            self._unbegun.pop(each.answer, None)
             if each.reason is not None or each.error is not None:
                 del self._answers[each.answer], self._numbers[answer]
             each.answer = answer
@@ -109,6 +117,13 @@ class RemoteEngine:
             news.append(each)
         if news:
             receive(news)
+
+    def give_up(self) -> list[Job]:
+        """Let go of the jobs that another engine may take: nothing has come of them, and they are not retried ones."""
+        jobs, self._unbegun = self._unbegun, {}
+        for number, job in jobs.items():
+            del self._answers[number], self._numbers[job.answer]
+        return [*jobs.values()]
 
     def lose(self, error: ApiError, receive: Callable[[list[News]], None]) -> None:
         """It is gone: whoever waits for it is told."""

@@ -86,7 +86,7 @@ def serve_replicas(
     inside each near `target_ongoing_requests`. The other arguments are those of `eet_lab.serve`, and the bounds of
     `options` are those of each replica. They are processes of Ray Serve, on a cluster of this machine's own, or on the
     one that ray.init or RAY_ADDRESS names. A replica that dies or whose engine is lost is replaced: what it was
-    answering fails, and is never silent.
+    answering fails, and is never silent. Of requests through fronts, those without a token yet go to another one, once.
 
     HTTP, JSON and texts are worked at by fronts beside this process, as in `eet_lab.serve`: one for each replica, but
     no more than one for two cores here. Each gives a request to the replica that has the fewest, lets in its share of

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -132,6 +134,25 @@ def test_a_lost_replica_is_told_and_the_other_one_serves_on(replicas, busy, demo
     assert httpx.get(f"{replicas.url}/health").status_code == 503
     replicas.add()
     assert httpx.post(f"{replicas.url}{TEXT}", json=SHORT, timeout=30).status_code == 200
+
+
+def test_what_has_no_token_yet_goes_from_a_lost_replica_to_another_one(replicas, monkeypatch, demo):
+    first = replicas.add()
+    slow_down(first.generator, monkeypatch)
+    streams = list[Raw]()
+    for _ in range(4):  # which has as many slots
+        streams.append(Raw(replicas.url).post(TEXT, LONG | {"stream": True}))
+        streams[-1].until(b"data: ")
+    waiting = [Raw(replicas.url).post(TEXT, SHORT | {"stream": True}) for _ in range(2)]
+    eventually(lambda: inside(first) == 6)
+    second = replicas.add()
+    replicas.kill(first)
+    assert all(b"The replica is lost" in stream.until(b"[DONE]") for stream in streams)
+    text = eet_lab.generate(demo, [PROMPT], max_new_tokens=8).texts[0]
+    for client in waiting:
+        pieces = re.findall(rb"data: ({.*})", client.until(b"[DONE]"))
+        assert "".join(json.loads(piece)["choices"][0]["text"] for piece in pieces) == text
+    assert not inside(second)
 
 
 def test_a_replica_that_is_too_many_finishes_what_it_has(replicas, busy):
@@ -315,8 +336,14 @@ def test_what_other_fronts_have_inside_counts_and_clocks_of_machines_differ():
         far.take(ToFront(load=Load(3, 4, 0.1)), news.extend)
         assert engines.load() == Load(4, 6, 0.3)
         engines.lose(far, news.extend)
-        assert [(each.answer, each.error.code) for each in news[1:]] == [(n, "replica_lost") for n in "abc"]
+        assert [(each.answer, each.error.code) for each in news[1:]] == [("a", "replica_lost")]
+        frame = TO_ENGINE.decode(await anext(pairs[0][1].frames()))
+        assert [JOB.decode(raw).deadline for raw in frame.jobs] == [2.5] * 2  # of what had no token yet
+        engines.leave("b")
+        engines.add(RemoteEngine(pairs[1][0]))
         engines.lose(near, news.extend)
+        assert [(each.answer, each.error.code) for each in news[2:]] == [("c", "replica_lost")]  # not again
+        engines.lose(engines._all[0], news.extend)
         assert engines.dead is not None and engines.load() == Load()
         for pair in pairs:
             for channel in pair:
