@@ -31,6 +31,7 @@ class Engines:
         self.changed: Callable[[int], object] = lambda num: None
         self._taking: list[RemoteEngine] = []
         self._all: list[RemoteEngine] = []
+        self._past = Load()  # what those counted that are gone
 
     @property
     def dead(self) -> ApiError | None:
@@ -62,6 +63,7 @@ class Engines:
         """It is gone: what has no token yet goes to others, once, for it may be what ends engines; else it is told."""
         self.spare(engine)
         self._all.remove(engine)
+        self._past = _together(self._past, engine.load()._replace(running=0, waiting=0, kv_usage=0.0))
         if self._alive() and (jobs := engine.give_up()):
             LOG.warning("a replica is lost: %s without a token go to others", counted(len(jobs), "request"))
             for job in jobs:
@@ -86,12 +88,9 @@ class Engines:
             engine.leave(answer)
 
     def load(self) -> Load:
-        """That of all together, as it was told last; of the KV caches' use the mean."""
-        loads = [engine.load() for engine in self._all]
-        if not loads:
-            return Load()
-        sums = Load(*map(sum, zip(*loads, strict=True)))
-        return sums._replace(kv_usage=sums.kv_usage / len(loads))
+        """That of all together, as it was told last; of the KV caches' use the mean. No count ever falls."""
+        sums = _together(self._past, *(engine.load() for engine in self._all))
+        return sums._replace(kv_usage=sums.kv_usage / max(len(self._all), 1))
 
     async def refresh(self) -> None:
         """Ask all for their load."""
@@ -99,3 +98,7 @@ class Engines:
 
     def _alive(self) -> list[RemoteEngine]:
         return [engine for engine in self._taking if engine.dead is None]
+
+
+def _together(*loads: Load) -> Load:
+    return Load(*map(sum, zip(*loads, strict=True)))
