@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import subprocess
+import time
 from contextlib import ExitStack, suppress
 
 from eet_lab.errors import SetupError
@@ -64,12 +65,16 @@ class Fronts:
         for control in self._controls:
             with suppress(OSError):  # it has ended
                 control.sendall(DRAIN)
-        for process in self._processes:
-            ended(process, drain_s + ENDING_S)
+        self._wait(drain_s + ENDING_S)
 
     def close(self) -> None:
         """End them: whoever is still answered is told."""
         for control in self._controls:
             control.close()
+        self._wait(PATIENCE_S)
+
+    def _wait(self, patience_s: float) -> None:
+        """Until all have ended; after so many seconds the rest is killed."""
+        end = time.perf_counter() + patience_s
         for process in self._processes:
-            ended(process, PATIENCE_S)
+            ended(process, max(end - time.perf_counter(), 0.0))

@@ -83,6 +83,8 @@ class ReplicasFront:
         channel = Channel(end)
         try:
             await self._link(channel)
+        except Exception as error:  # such as of a machine that is gone: its replica is lost
+            LOG.error("a link to a replica broke", exc_info=error)
         finally:
             channel.close()
 

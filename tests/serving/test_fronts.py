@@ -268,6 +268,37 @@ def test_a_front_without_a_file_left_takes_replicas_later(monkeypatch):
     asyncio.run(run())
 
 
+def test_a_link_to_a_replica_that_breaks_is_logged(caplog):
+    async def run() -> None:
+        with listen("127.0.0.1", 0) as links:
+            accepting = asyncio.create_task(replicas_front.ReplicasFront(b"token", 1).accept(links))
+            channel = Channel(await connected(links.getsockname()))
+            channel._end.send(b"token")
+            channel.send(ToFront(order="leave"))  # it is no Hello
+            assert await asyncio.wait_for(anext(channel.frames(), None), 10) is None
+            channel.close()
+            accepting.cancel()
+            await asyncio.gather(accepting, return_exceptions=True)
+
+    asyncio.run(run())
+    assert "a link to a replica broke" in caplog.text and "ValidationError" in caplog.text
+
+
+def test_all_fronts_have_the_same_time_to_end(monkeypatch, pass_time):
+    waits = list[float]()
+
+    def never_ended(process: object, patience_s: float) -> None:
+        waits.append(patience_s)
+        pass_time(patience_s)
+
+    both = object.__new__(Fronts)
+    both._controls, both._processes = [], [None, None]
+    monkeypatch.setattr(fronts, "ended", never_ended)
+    both.drain(10)
+    both.close()
+    assert waits == pytest.approx([25, 0, 5, 0], abs=1)
+
+
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
 def test_a_machine_that_is_gone_is_missed_though_something_was_sent_to_it():
     with socket.socket() as end:
