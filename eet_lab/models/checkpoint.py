@@ -188,11 +188,11 @@ def write(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tenso
 def _own_part(folder: Path) -> Iterator[Path]:
     """A folder inside for what is not whole yet; it goes in the end, and those that killed writers left go before.
 
-    Whoever writes holds the lock on a part, which ends with the process. The name has the machine's, since a file
-    system of several may not show one the locks of others, and a part is made under the lock on the whole folder, lest
-    another takes it for left before it is locked.
+    Whoever writes holds the lock on a part, which ends with the process. The name has the machine's, and a mark that no
+    machine's has, since a file system of several may not show one the locks of others; and a part is made under the
+    lock on the whole folder, lest another takes it for left before it is locked.
     """
-    prefix = f"{SAFE}.part-{node()}-"
+    prefix = f"{SAFE}.part-{node()}+"
     with ExitStack() as stack:
         with _locked(folder, lambda: None) as can_lock:
             for left in folder.glob(f"{glob.escape(prefix)}*") if can_lock else ():
