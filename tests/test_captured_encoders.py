@@ -7,6 +7,7 @@ import threading
 from collections import namedtuple
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from eet_lab.bench import encoding
 from eet_lab.engine import captured_passes, tasks
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.errors import Cancelled, RecipeError
-from eet_lab.ops import cuda, reference
+from eet_lab.ops import cuda, native, reference
 from eet_lab.ops.fits import has_rows_on_device
 from eet_lab.parts import Parts, buckets, launch
 from eet_lab.parts.buckets import PADDING_ROW, Size, by_device, filled
@@ -247,6 +248,16 @@ def test_a_captured_run_can_be_stopped(recorded):
         engine.read(texts(), tasks.MEAN, Batching(20), progress=lambda *told: stop.set(), cancel=stop)
     assert engine.read(texts(), tasks.MEAN, Batching(20)).values.equal(exact)
     assert (engine.captures, engine.held_bytes) == (captures, held), "graphs stay, and their memory"
+
+
+def test_graphs_of_a_kernel_that_was_edited_go(recorded, monkeypatch):
+    engine, path = EncoderEngine(ours("bert").encoder, parts()), "first"
+    monkeypatch.setattr(type(engine.parts.ops), "kernels", property(lambda ops: ("linear",)))
+    monkeypatch.setattr(native, "prepare", lambda *args, **options: None)
+    monkeypatch.setattr(native, "loaded", lambda name: SimpleNamespace(path=path))
+    for path, captures in (("first", 0), ("first", 1), ("first", 1), ("second", 1), ("second", 2)):  # noqa: B007
+        engine.read(texts(), tasks.MEAN)
+        assert engine.captures == captures
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 16])

@@ -68,6 +68,13 @@ class EncoderEngine(BaseEngine[AnyEncoder]):
         self.staging = Staging(self.model.device)
         self._captured = CapturedPasses(self, launch) if (launch := self.parts.captures_passes) else None
 
+    def prepare(self, progress: Progress | None = None, cancel: Cancel | None = None) -> bool:
+        """Build the CUDA kernels that the parts need, as `BaseEngine.prepare` does; graphs of others are let go of."""
+        are_new = super().prepare(progress, cancel)
+        if are_new and self._captured is not None:
+            self._captured.close()
+        return are_new
+
     @exclusive
     @torch.inference_mode()
     def read(
