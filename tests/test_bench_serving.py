@@ -9,8 +9,9 @@ import pytest
 import torch
 from families import ours
 
+from eet_lab.bench import serving
 from eet_lab.bench.rows import append, read
-from eet_lab.bench.serving import HF, HF_SERVE, HTTP, HTTP_CACHED, Asked, serve_all, served_by_hf
+from eet_lab.bench.serving import HF, HF_SERVE, HTTP, HTTP_CACHED, Asked, ServingRun, serve_all, served_by_hf
 from eet_lab.bench.workloads import Requests
 from eet_lab.commands.bench_tables import serve_table
 from eet_lab.errors import Cancelled, PromptError, RecipeError, SetupError
@@ -70,6 +71,14 @@ def test_ours_and_transformers_serve_the_same_tokens(tmp_path):
     assert read(path) == rows
     shown = serve_table(rows)
     assert "tok/s" in shown and HF in shown and "yes" in shown and "prefix found" not in shown
+
+
+@pytest.mark.parametrize("providers, same", [(("eet_lab", HF), False), ((HF,), None)])
+def test_a_peers_tokens_that_are_not_ours_do_not_pass(monkeypatch, providers, same):
+    monkeypatch.setattr(serving, "served_by_hf", lambda *args: ServingRun(1.0, [1.0], [1.0], [1], [[1]] * 2))
+    rows, _ = serve_all(ours("llama"), "serve:any/r2/p2-3/n3/all", RECIPE, providers, repeats=1)
+    assert rows[-1].equality.startswith("not checked") and rows[-1].same_tokens is same
+    assert all(row.equality == "passed" and row.same_tokens for row in rows[:-1])
 
 
 def test_the_same_requests_over_http(tmp_path, monkeypatch):
