@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -10,11 +11,13 @@ from encoders import ours
 from families import ours as decoder
 
 import eet_lab
+from eet_lab.bench import encoding
 from eet_lab.bench.encoding import HF, SORTED, ErrorBudget, encode_all
 from eet_lab.bench.rows import append, markdown, read
 from eet_lab.bench.workloads import Texts
 from eet_lab.commands.bench_tables import encode_table
 from eet_lab.errors import Cancelled, ModelError, PromptError
+from eet_lab.models.decoder import mapped
 
 WORKLOAD = "encode:any/t20/p1-30"
 
@@ -107,6 +110,17 @@ def test_vectors_that_are_off_do_not_pass():
     encoder = ours("bert").encoder
     budget = ErrorBudget(encoder, texts())
     assert budget.verdict(torch.zeros(20, encoder.config.hidden_size)).startswith("error ")
+
+
+@pytest.mark.parametrize("lost", [math.inf, math.nan])
+def test_nothing_passes_where_the_baseline_overflows(lost, monkeypatch):
+    read = encoding._plain
+    monkeypatch.setattr(encoding, "_plain", lambda *of: read(*of) + (lost if of[0].dtype == torch.bfloat16 else 0))
+    budget = ErrorBudget(mapped(ours("bert").encoder, lambda tensor: tensor.bfloat16()), texts())
+    vectors = torch.zeros(20, ours("bert").config.hidden_size)
+    assert budget.verdict(vectors).startswith("error ")
+    found = budget.parity(vectors + 1, vectors)
+    assert found.verdict == "different" and found.budget == 0
 
 
 def test_what_cannot_be_encoded_is_told():

@@ -174,7 +174,8 @@ def _timed(rows: Rows, work: Callable[[], tuple[Tensor, int]], device: torch.dev
 class ErrorBudget:
     """How far vectors may be from the baseline's in fp32: twice as far as the baseline's own in the model's dtype.
 
-    For an fp32 model these are the same, and what remains is rounding in another order.
+    For an fp32 model these are the same, and what remains is rounding in another order. Where the baseline itself
+    overflows there is nothing to judge by, and nothing passes.
     """
 
     def __init__(self, encoder: Encoder, rows: Rows) -> None:
@@ -184,7 +185,8 @@ class ErrorBudget:
         self._precise = _plain(mapped(encoder, lambda tensor: tensor.float()), some)
         low = _plain(encoder, some) if encoder.dtype != torch.float32 else self._precise
         largest = float(self._precise.abs().max())
-        self.most = error_budget(float((low - self._precise).abs().max()), largest, torch.float32, 64)
+        most = error_budget(float((low - self._precise).abs().max()), largest, torch.float32, 64)
+        self.most = most if math.isfinite(most) else 0.0
 
     def verdict(self, vectors: Tensor) -> str:
         """ "passed", or their largest error beside the budget."""
