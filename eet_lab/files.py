@@ -1,12 +1,16 @@
-"""Files that somebody else may have made, or holds: read whole, and only where that must come to an end; locked."""
+"""Files that somebody else may have made, or holds: read whole, and only where that must come to an end; locked. And
+how many may be open.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -30,6 +34,13 @@ def lock(opened: int, wait: Callable[[], object] | None = None) -> None:
                 raise
             wait()
             time.sleep(POLL_S)
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many open connections as it may at all: the limit that shells set is often 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError):  # macOS says that there is none, and has one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def check_folder(folder: Path, what: str, error: type[EETError]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from eet_lab.collector import freeze_heap
 from eet_lab.errors import SetupError
+from eet_lab.files import raise_file_limit
 from eet_lab.scheduling.whole import is_whole
 from eet_lab.words import told
 
@@ -74,6 +75,7 @@ class Lifecycle(ABC):
         """From now on requests are answered."""
         if self.has_process:
             freeze_heap()
+            raise_file_limit()  # who finds no file waits to be accepted, and is not refused
         self.is_up.set()
         self.told_up()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -50,6 +51,22 @@ def front_of(served) -> subprocess.Popen:
 def test_a_front_loads_neither_torch_nor_transformers(module):
     look = f"import sys, eet_lab.serving.{module}; print({{'torch', 'transformers'}} & {{*sys.modules}})"
     assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout == "set()\n"
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux has it")
+def test_a_front_may_have_more_connections_open_than_a_shell_lets_it(demo):
+    kind = resource.RLIMIT_NOFILE
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (min(1024, before[1] - 1), before[1]))
+    try:
+        served = eet_lab.serve(demo, PAGED).wait_until_up(60)
+        try:
+            eventually(lambda: resource.prlimit(front_of(served).pid, kind)[0] == before[1])
+            assert resource.getrlimit(kind)[0] < before[1], "this process is not there for the server alone"
+        finally:
+            served.stop()
+    finally:
+        resource.setrlimit(kind, before)
 
 
 def test_requests_in_flight_do_not_bring_a_fronts_collector():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from eet_lab.files import raise_file_limit
 from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.scheduling.traffic import Traffic
 from eet_lab.serving.load.exchange import OUTCOMES, Exchange
@@ -140,9 +140,3 @@ class OpenLoop:
             said = [f"{self._counts[name]:,} {name}" for name in OUTCOMES]
             shown = ", ".join([*filter(lambda text: not text.startswith("0 "), said), f"{len(self._open):,} open"])
             self._progress(self._counts.total(), len(self._job.traffic), shown)
-
-
-def raise_file_limit() -> None:
-    """Let this process have as many open connections as it may at all: the limit that shells set is often 1,024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
