@@ -21,19 +21,15 @@ import pytest
 import eet_lab
 from eet_lab.errors import SetupError
 from eet_lab.serving import cluster, fronts, replica, replicas_front
-from eet_lab.serving.engines import Engines
-from eet_lab.serving.errors import ApiError
-from eet_lab.serving.front_process import RemoteEngine
 from eet_lab.serving.fronts import Fronts
 from eet_lab.serving.generator import Generator
-from eet_lab.serving.jobs import Job, Load, News
 from eet_lab.serving.lifecycle import listen
 from eet_lab.serving.links import Link
 from eet_lab.serving.options import Options
 from eet_lab.serving.reach import ahead_s, as_link, clock, connected
 from eet_lab.serving.replica import EngineReplica, ReplicaArgs
 from eet_lab.serving.service import Service
-from eet_lab.serving.wire import JOB, TO_ENGINE, TO_FRONT, Channel, Hello, ToFront
+from eet_lab.serving.wire import TO_FRONT, Channel, Hello, ToEngine, ToFront
 
 from .conftest import PAGED, PROMPT, Raw, eventually, free_pages, slow_down
 
@@ -155,17 +151,19 @@ def test_what_has_no_token_yet_goes_from_a_lost_replica_to_another_one(replicas,
     assert not inside(second)
 
 
-def test_a_replica_that_is_too_many_finishes_what_it_has(replicas, busy):
+def test_a_replica_that_is_too_many_finishes_what_it_has(replicas, busy, monkeypatch):
     both, streams = busy
     leaving = both[0].__del__()
     assert leaving is not None and both[0].__del__() is None
     done = asyncio.run_coroutine_threadsafe(leaving, replicas.loop)
     eventually(lambda: all(link.sends_no_more for link in both[0]._links._links))
+    joined = list[object]()
+    monkeypatch.setattr(both[0].generator, "join", joined.append)
     for _ in range(3):
         assert httpx.post(f"{replicas.url}{TEXT}", json=SHORT, timeout=30).status_code == 200
     assert all(b"[DONE]" in stream.until(b"[DONE]") for stream in streams)
     done.result(30)
-    assert not inside(both[0])
+    assert not inside(both[0]) and not joined
 
 
 def test_bounds_are_those_of_each_replica(replicas, monkeypatch):
@@ -207,32 +205,58 @@ def test_several_fronts_share_a_port_and_drain(monkeypatch):
 def test_an_engine_that_is_left_with_nothing_tells_the_other_fronts(replicas):
     """Else they would take it for busy until somebody gives it a job."""
     links = replicas.add()._links
-    ours, its = map(Channel, socket.socketpair())
+    [link], (ours, its) = links._links, map(Channel, socket.socketpair())
     links._links += (Link(ours),)
 
     async def others() -> int | None:
         return TO_FRONT.decode(await asyncio.wait_for(anext(its.frames()), 20)).others
 
-    for is_killed in (False, True):
-        stream = Raw(replicas.url).post(TEXT, LONG | {"stream": True})
-        stream.until(b"data: ")
+    async def left() -> None:
+        links._do(link, ToEngine(leaves=[5]))
+
+    for leave in (lambda: replicas.do(left()), replicas.fronts._processes[0].kill):
+        link.numbers.add(5)  # a job of which the engine knows nothing: it tells no news
+        links._fewer()
         assert replicas.do(others()) == 1
-        if is_killed:
-            replicas.fronts._processes[0].kill()
-        stream.close()
+        leave()
         assert replicas.do(others()) == 0
     its.close()
 
 
-def test_a_front_that_ends_by_itself_is_told(replicas):
-    each = replicas.add()
+def test_a_front_that_ends_by_itself_is_told(replicas, monkeypatch):
+    each, left = replicas.add(), list[object]()
+    monkeypatch.setattr(each.generator, "leave", lambda job: [left.append(job), Generator.leave(each.generator, job)])
     replicas.fronts.check()
+    stream = Raw(replicas.url).post(TEXT, LONG | {"stream": True})
+    stream.until(b"data: ")
     os.kill(replicas.fronts._processes[0].pid, signal.SIGKILL)
     replicas.fronts._processes[0].wait(10)
     with pytest.raises(SetupError, match=r"process \d+ of 1 front\) has ended with -9.*Serve the model again"):
         replicas.fronts.check()
     eventually(lambda: not each._links._links)
+    eventually(partial(all_are_free, each.generator))
+    assert len(left) == 1, "it was not run to its end"
+    stream.close()
     replicas.do(each.check_health())
+
+
+def test_clients_are_told_when_the_process_that_serves_replicas_has_ended(replicas):
+    replicas.add()
+    stream = Raw(replicas.url).post(TEXT, LONG | {"stream": True})
+    stream.until(b"data: ")
+    replicas.fronts.close()
+    assert b"The process that serves replicas has ended" in stream.until(b"")
+
+
+def test_bounds_of_several_fronts_are_those_of_all_replicas_together(demo):
+    async def run() -> None:
+        front = replicas_front.ReplicasFront(b"token", 4)
+        with listen("127.0.0.1", 0) as listening:
+            server = front.serve(Hello(Service(demo).card, Options()), listening)
+        front.engines.changed(2)
+        assert server.service.admission.share == 0.5
+
+    asyncio.run(run())
 
 
 def test_who_has_no_token_is_no_replica(replicas):
@@ -345,44 +369,7 @@ def test_a_front_for_each_replica_that_has_two_cores(monkeypatch):
     assert fronts.num_fronts(2) == 1
 
 
-def test_what_other_fronts_have_inside_counts_and_clocks_of_machines_differ():
-    async def run() -> None:
-        pairs = [[*map(Channel, socket.socketpair())] for _ in range(2)]
-        near, far = RemoteEngine(pairs[0][0]), RemoteEngine(pairs[1][0], ahead_s=100.0)
-        engines, news = Engines(), list[News]()
-        with pytest.raises(ApiError, match="No replica is up"):
-            engines.join(Job([1], eet_lab.Settings(4), 0, "none", 2.5))
-        for engine in (near, far):
-            engine.serve(asyncio.get_running_loop())
-            engines.add(engine)
-        near.take(ToFront(others=3), news.extend)
-        for name in ("a", "b", "c"):
-            engines.join(Job([1], eet_lab.Settings(4), 0, name, 2.5))
-        assert (near.num_inside, far.num_inside) == (3, 3)
-        frame = TO_ENGINE.decode(await anext(pairs[1][1].frames()))
-        assert [JOB.decode(raw).deadline for raw in frame.jobs] == [102.5] * 3
-        far.take(ToFront([News(0, [1], None, None, 101.0)]), news.extend)
-        assert (news[0].answer, news[0].at) == ("a", 1.0)
-        near.take(ToFront(load=Load(1, 2, 0.5, 5, 60, 7)), news.extend)
-        far.take(ToFront(load=Load(3, 4, 0.1, 1, 20, 1)), news.extend)
-        assert engines.load() == Load(4, 6, 0.3, 6, 80, 8)
-        engines.lose(far, news.extend)
-        assert [(each.answer, each.error.code) for each in news[1:]] == [("a", "replica_lost")]
-        frame = TO_ENGINE.decode(await anext(pairs[0][1].frames()))
-        assert [JOB.decode(raw).deadline for raw in frame.jobs] == [2.5] * 2  # of what had no token yet
-        engines.leave("b")
-        engines.add(RemoteEngine(pairs[1][0]))
-        engines.lose(near, news.extend)
-        assert [(each.answer, each.error.code) for each in news[2:]] == [("c", "replica_lost")]  # not again
-        engines.lose(engines._all[0], news.extend)
-        assert engines.dead is not None
-        # Prometheus takes a counter that falls for one that began anew.
-        assert engines.load() == Load(0, 0, 0.0, 6, 80, 8)
-        for pair in pairs:
-            for channel in pair:
-                channel.close()
-
-    asyncio.run(run())
+def test_clocks_of_one_machine_are_the_same():
     machine, now = clock()
     assert ahead_s((machine, now - 50)) == 0 and ahead_s(None) == 0
     assert 49 < ahead_s(("another", now + 50)) < 51
