@@ -28,7 +28,8 @@ from eet_lab.engine.slot_passes import SlotPasses
 from eet_lab.models import weights
 from eet_lab.models.config import Config
 from eet_lab.monitor import open_source
-from eet_lab.parts import launch
+from eet_lab.ops import native
+from eet_lab.parts import Ops, launch
 from eet_lab.parts.batches import make_batch
 from eet_lab.parts.buckets import QUERIES, mixed
 from eet_lab.parts.launch import GraphLaunch
@@ -197,3 +198,17 @@ def test_dummy_tokens_are_pads_where_nobody_looks():
     assert mixed(make_batch([QUERIES + 1]), 999).max_q == 2 * QUERIES
     assert batch.columns.tolist() == [0, 1, 2, 9, *[0] * 4], "what it is made of stays"
     assert not torch.equal(found.first, found.count)
+
+
+def test_steps_of_a_kernel_that_was_edited_go(recorded, decoder, monkeypatch):  # noqa: F811
+    path = "first"
+    monkeypatch.setattr(Ops, "kernels", property(lambda ops: ("linear",)))
+    monkeypatch.setattr(native, "prepare", lambda *args, **options: None)
+    monkeypatch.setattr(native, "loaded", lambda name: SimpleNamespace(path=path))
+    engine, seen = engine_of(decoder), []
+    for path in ("first", "first", "second", "second"):  # noqa: B007  `loaded` reads it
+        request = engine.add([1, 2, 3], Settings(4))
+        while not request.done:
+            engine.step()
+        seen.append(engine.slots)
+    assert seen[0] is seen[1] is not seen[2] is seen[3]
