@@ -83,8 +83,10 @@ class Cancelled(EETError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ " Did you mean 'x'?" for the nearest known name, or an empty string."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    """ " Did you mean 'x'?" for the nearest known name, or one that begins or ends with it; "" where none is near."""
+    names = list(known)
+    longer = [each for each in names if len(name) > 2 and (each.startswith(name) or each.endswith(name))]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6) or longer
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

@@ -135,6 +135,8 @@ def test_all_on_a_gpu_is_all_that_loses_nothing(monkeypatch):
     "words, says",
     [
         ("pre_paddin", "Did you mean 'pre_padding'"),
+        ("fused", "Did you mean 'fused_"),
+        ("train", r"no technique 'train'\. `eet-lab"),
         ("-nonsense", "no technique 'nonsense'"),
         ("-pre_padding", "'-pre_padding' leaves out what is not there"),
         ("pre_padding,-mask_removal", "Name it after all, as in all,-mask_removal"),
