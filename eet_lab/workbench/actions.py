@@ -40,7 +40,7 @@ class ActionPage:
         for action, (words, tip, _) in self.ACTIONS.items():
             self.buttons[action] = W.Button(description=words, tooltip=tip or None, layout=button_layout)
             self.buttons[action].on_click(lambda _, action=action: put(action))
-        self.buttons[STOP].disabled = True
+        self.set_busy(False)
         first, *_ = self.buttons.values()
         first.button_style = "primary"
         self.status, self.error = W.HTML(said_words(f"Press {first.description}.")), W.HTML()
@@ -51,9 +51,9 @@ class ActionPage:
         return {name: value.strip() if isinstance(value, str) else value for name, value in values.items()}
 
     def set_busy(self, busy: bool) -> None:
-        """Say what may be pressed."""
+        """Say what may be pressed: Stop while something goes on, and all else while nothing does."""
         for action, button in self.buttons.items():
-            button.disabled = busy and action != STOP
+            button.disabled = busy != (action == STOP)
 
     def tell(self, words: str) -> None:
         """What goes on."""

@@ -91,13 +91,13 @@ class ServingPage(ActionPage):
             "seed": ("seed", W.BoundedIntText(asked.seed, min=0, max=MOST_SEED, layout=NARROW)),
             "trace": ("or a trace, a file", W.Text(asked.trace, placeholder="none", layout=WIDE, tooltip=TRACE)),
         }
+        self.film, self.live = ServingFilm(), ServingLive()
         super().__init__({name: (*each, "") for name, each in fields.items()}, put)
         for action in ("measure", "serve"):
             self.buttons[action].layout.display = None if with_model else "none"
         self._policies = [W.Combobox(value=each, layout=WIDE, continuous_update=False) for each in asked.policies]
         self._suit(table)
         policies = [field(f"policy {number}", box) for number, box in enumerate(self._policies, 1)]
-        self.film, self.live = ServingFilm(), ServingLive()
         self._table, self._kept = W.HTML(), FigureBox()
         self._where = W.HTML(_where(table, is_given=True))
         row = W.HBox([*self.buttons.values(), self.status], layout={**FLOW, "align_items": "center", "margin": "6px 0"})
@@ -120,6 +120,11 @@ class ServingPage(ActionPage):
         for box in self._policies:
             box.options = names_for(table)
 
+    def set_busy(self, busy: bool) -> None:
+        """Stop takes a film down, too."""
+        super().set_busy(busy)
+        self.buttons["stop"].disabled = not (busy or self.film.film)
+
     def put_table(self, table: CostTable) -> None:
         """Say what a pass takes by now; the rate becomes one that suits it, as do lengths beyond it."""
         self._where.value = _where(table, is_given=False)
@@ -139,6 +144,7 @@ class ServingPage(ActionPage):
         compared = "".join(agreement_table(each.compared) for each in measured.values())
         self._table.value = results_table(runs) + compared
         self._kept.show(*figures.values())
+        self.set_busy(False)  # by now the film is there, or gone
 
 
 def _where(table: CostTable, is_given: bool) -> str:

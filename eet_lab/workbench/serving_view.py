@@ -79,6 +79,7 @@ class ServingController(ActionController):
         """Let what goes on end, and the film."""
         super().stop()
         self.page.film.stop()
+        self.page.set_busy(self.busy)
 
     def tick(self) -> None:
         super().tick()

@@ -56,6 +56,17 @@ def test_what_is_chosen_is_simulated_and_kept(view: ServingView) -> None:
     assert len(view.figures["loads"].data[0].x) == len(LOADS)
 
 
+def test_stop_can_be_pressed_while_there_is_something_to_stop(view: ServingView) -> None:
+    page = view.controller.page
+    assert page.buttons["stop"].disabled
+    click(view, "loads")
+    assert page.buttons["stop"].disabled
+    click(view, "simulate")
+    assert page.film.film and not page.buttons["stop"].disabled
+    click(view, "stop")
+    assert not page.film.film and page.buttons["stop"].disabled
+
+
 def test_a_file_of_lengths_is_read_once(tmp_path: Path) -> None:
     """The title tells of what was simulated, though the file is another by then, or gone."""
     path = tmp_path / "day.txt"

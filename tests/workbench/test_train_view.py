@@ -111,9 +111,10 @@ def test_stop_takes_effect_within_a_pass_and_keeps_the_checkpoint(view: TrainVie
     view.controller.page.live.push = lambda looks: began.set() if list(looks) else None
     view.start()
     view.press("train")
-    assert began.wait(20) and view.busy and page.buttons["train"].disabled
+    assert began.wait(20) and view.busy and page.buttons["train"].disabled and not page.buttons["stop"].disabled
     view.press("stop")
     run = view.wait()
+    assert page.buttons["stop"].disabled
     assert run is not None and run.was_stopped and 0 < len(run.steps) < 1_000_000
     assert "Stopped after" in told(view) and "of 1,000,000 steps" in told(view)
     assert "Resume goes on from it" in page.status.value and not page.buttons["resume"].disabled
