@@ -103,6 +103,10 @@ class TextGeneration(Pipeline):
         of the prompt. Errors: PromptError, and those of `eet_lab.generate`.
         """
         check_whole(PromptError, "num_return_sequences", num_return_sequences, 1, MOST)
+        switches = {"do_sample": do_sample, "return_full_text": return_full_text, "return_tensors": return_tensors}
+        for name, value in switches.items():
+            if not isinstance(value, bool):
+                raise PromptError(f"{name} is {told(value)}, but it must be True or False.")
         if num_return_sequences > 1 and not do_sample:
             raise PromptError("num_return_sequences is above 1, but without do_sample all texts would be the same.")
         given: list[Any] = [text_inputs] if _is_chat(text_inputs) else _several("text_inputs", text_inputs)
@@ -110,6 +114,8 @@ class TextGeneration(Pipeline):
         how: dict[str, Any] = {"max_new_tokens": max_new_tokens}
         if do_sample:
             check_whole(PromptError, "top_k", top_k, 0, MOST)
+            if temperature == 0:
+                raise PromptError("temperature is 0, which draws nothing. Give one above 0, or do_sample=False.")
             how |= {"temperature": temperature, "top_k": min(top_k, self.model.config.vocab_size), "top_p": top_p}
             how["seed"] = secrets.randbits(62) if seed is None else seed
         watch = _Stops(self.model, stop_sequence, len(rows))

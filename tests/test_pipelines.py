@@ -158,6 +158,9 @@ def test_a_recipe_is_used(words):
     [
         ("text-generation", "a", {"stop_sequence": [""]}, PromptError, "none empty"),
         ("text-generation", "a", {"do_sample": False, "num_return_sequences": 2}, PromptError, "do_sample"),
+        ("text-generation", "a", {"do_sample": "no"}, PromptError, "do_sample is 'no', but it must be True or False"),
+        ("text-generation", "a", {"return_full_text": 0}, PromptError, "return_full_text is 0"),
+        ("text-generation", "a", {"temperature": 0}, PromptError, "temperature is 0.*do_sample=False"),
         ("text-generation", "a", {"max_new_tokens": 5000}, PromptError, "context"),
         ("text-generation", 5, {}, PromptError, "5"),
         ("text-generation", "a", {"top_k": None}, PromptError, "top_k is None, but it must be a whole number from 0"),
