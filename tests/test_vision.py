@@ -152,7 +152,7 @@ def test_what_cannot_be_read_is_told():
         eet_lab.fill_mask(model, images())
     with pytest.raises(ModelError, match="reads images .vit., and a server's requests have texts"):
         Service(model)
-    with pytest.raises(ModelError, match="encoder"):
+    with pytest.raises(ModelError, match="is an encoder of images .vit.: it generates no text. Use eet_lab.enc"):
         eet_lab.generate(model, ["a"])
     trainer = Trainer(model.network)
     with pytest.raises(PromptError, match="Image 1 is a text"):

@@ -20,7 +20,7 @@ from eet_lab.models.decoder import Decoder
 from eet_lab.models.families import settings_of
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.tokenizer import Tokenizer, decoded, encoded
-from eet_lab.models.vision import AnyEncoder
+from eet_lab.models.vision import AnyEncoder, VisionEncoder
 from eet_lab.scheduling.whole import MOST_SEED, check_whole
 
 DEMO = Path(__file__).parent / "demo"
@@ -56,6 +56,11 @@ class Model:
     @property
     def generator(self) -> Decoder | Seq2Seq:
         """The weights of a model that generates; ModelError for an encoder."""
+        if isinstance(self.network, VisionEncoder):
+            raise ModelError(
+                f"{self.name} is an encoder of images ({self.config.family}): it generates no text. Use eet_lab.encode "
+                "or classify, or load a decoder such as 'demo' or 'gpt2'."
+            )
         if isinstance(self.network, AnyEncoder):
             raise ModelError(
                 f"{self.name} is an encoder ({self.config.family}): it reads whole texts, and generates none. Use "
