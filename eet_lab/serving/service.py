@@ -37,6 +37,11 @@ def recipe_to_serve(model: Model, recipe: RecipeLike | None, device: str, option
     is_encoder = isinstance(model.network, Encoder)
     _ = model.encoder if is_encoder else model.decoder  # which says what it cannot serve
     options.columns(model.config.context, is_encoder)
+    if options.pool != "mean" and not is_encoder:
+        raise SetupError(
+            f"pool is {options.pool}, which says how an encoder makes vectors, but {model.name} generates. Leave pool "
+            "out."
+        )
     if options.policy is not None and not is_encoder:
         raise SetupError(
             f"policy is {options.policy}, but {model.name} generates: its requests join as continuous_batching of its "
