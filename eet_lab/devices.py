@@ -17,6 +17,8 @@ import torch
 from eet_lab.errors import ModelError
 from eet_lab.words import counted
 
+KINDS = ("cpu", "cuda", "meta")
+"""What techniques are told to run on; "meta" is shapes without data."""
 NAMES = "'cuda', 'cuda:1' (a GPU by its number) or 'cpu'"
 
 Given = ParamSpec("Given")

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from eet_lab.definition import NUMERICS, STAGES, WORDS, applied, check_definition, unavailable
+from eet_lab.devices import KINDS, NAMES, kind_of
 from eet_lab.errors import BrokenTechnique, RecipeError, did_you_mean
 from eet_lab.knobs import check_knobs, knob, read_knobs
 from eet_lab.models.config import Config
@@ -245,6 +246,10 @@ def named(text: str, device: str = "cpu", config: Config | None = None) -> tuple
     """The techniques that words such as `Recipe.parse`'s name; whether they fit together is not looked at."""
     if not isinstance(text, str):
         raise RecipeError(f"A recipe is {told(text)}, but it must be words, such as 'all' or 'pre_padding'.")
+    if not isinstance(device, str) or kind_of(device) not in KINDS:
+        raise RecipeError(f"device is {told(device)}, but it must be {NAMES}, such as model.device.")
+    if config is not None and not isinstance(config, Config):
+        raise RecipeError(f"config is {told(config)}, but it must be a model's: model.config, or None.")
     chosen: dict[str, Technique] = {}
     by_name: set[str] = set()
     has_all = False

@@ -162,6 +162,19 @@ def test_mistakes_are_explained(words, says):
         Recipe.parse(words)
 
 
+@pytest.mark.parametrize(
+    "where, says",
+    [
+        (["cuda0"], "device is 'cuda0', but it must be 'cuda', 'cuda:1' .* or 'cpu', such as model.device"),
+        ([5], "device is 5, but"),
+        (["cpu", "demo"], "config is 'demo', but it must be a model's: model.config, or None"),
+    ],
+)
+def test_where_a_recipe_is_for_is_checked(where, says):
+    with pytest.raises(RecipeError, match=says):
+        Recipe.parse("all", *where)
+
+
 def test_techniques_in_a_list_stand_in_place_of_those_of_all():
     own = registry()["memory_reuse"](kv="paged")
     assert as_recipe(["all", own], "cpu") == as_recipe(["all", "memory_reuse:kv=paged"], "cpu")

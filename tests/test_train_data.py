@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from eet_lab.errors import TrainingError
+from eet_lab.errors import ModelError, TrainingError
 from eet_lab.models import load
 from eet_lab.training import Example, Examples, Rows
 
@@ -48,6 +48,8 @@ def test_rows_of_a_dataset_and_those_that_are_held_out():
     for given in ("One.", {"train": ["One."]}):
         with pytest.raises(TrainingError, match=r"texts is .*One.*, but it must be a list of texts: give \[text\]"):
             Rows.of_texts(model, given, 3)
+    with pytest.raises(ModelError, match=r"model is 'demo', but it must be a loaded model: eet_lab.load\('demo'\)"):
+        Rows.of_texts("demo", texts, 3)
     with pytest.raises(TrainingError, match=r'Text 2 is \{.*, but it must be an object with a string as its "text"'):
         Rows.of_texts(model, [{"text": "One."}, {"content": "Two."}], 3)
     learned, held_out = Rows(range(1000), 30).split(0.1)

@@ -16,6 +16,7 @@ import numpy as np
 from eet_lab.errors import TrainingError
 from eet_lab.files import regular_content
 from eet_lab.models import Model
+from eet_lab.models.on_device import checked_model
 from eet_lab.scheduling.whole import MOST, MOST_SEED, check_number, check_whole
 from eet_lab.training.tasks import IGNORED, Example, check_examples
 from eet_lab.words import counted, told, visible
@@ -182,6 +183,8 @@ class Rows(Numbered):
 
         Errors: TrainingError, ModelError for a model without a tokenizer.
         """
+        if isinstance(model, str):
+            checked_model(model)
         if isinstance(texts, str | Mapping):  # whose letters, or names, would be texts
             raise TrainingError(f"texts is {told(texts)}, but it must be a list of texts: give [text].")
         end = [] if model.config.eos_id is None else [model.config.eos_id]
