@@ -96,6 +96,8 @@ def server_words(root: Path, page: str, port: int, token: str, retries: int = 0)
         "ServerApp.open_browser": False,  # we open it, once there is something to see
         "Application.log_level": "ERROR",
         "KernelManager.shutdown_wait_time": 2.0,
+        # Kernels that cannot encrypt run as they did. Those that can would print a warning for each start without it.
+        "MappingKernelManager.transport_encryption": "auto",
         "ServerApp.allow_root": os.name == "posix" and os.geteuid() == 0,
     }
     return [f"--{name}={value}" for name, value in words.items()]

@@ -33,7 +33,8 @@ def started(tmp_path: Path, kernels: dict[str, str]) -> Iterator[Any]:
         env = {**os.environ, **folders, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1", ROUNDS: "2"}
         env |= kernels if "--app" in words else {}
         command = [sys.executable, "-m", "eet_lab", "lab", "--no-browser", "--dir", str(tmp_path / "nb"), *words]
-        labs.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
+        with open(tmp_path / "stderr", "w") as told:
+            labs.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=told, text=True))
         for line in labs[0].stdout:
             if url := re.search(r"http://127\S+", line):
                 return url[0]
@@ -55,10 +56,13 @@ def until_free(page: Any, name: str, seconds: float) -> None:
     page.wait_for_function(free, arg=button(page, name).element_handle(), timeout=seconds * 1000)
 
 
-def test_the_workbench_is_there_without_a_key_and_after_a_reload_in_mid_run(started: Any, page: Any) -> None:
+def test_the_workbench_is_there_without_a_key_and_after_a_reload_in_mid_run(
+    started: Any, page: Any, tmp_path: Path
+) -> None:
     page.goto(started())
     page.locator(BENCH).first.wait_for(timeout=60_000)
     until_free(page, "Compare", 20)
+    assert (tmp_path / "stderr").read_text() == "", "a kernel that warns would stand before the address"
     assert page.locator(".jp-CodeCell .jp-OutputArea-output:visible").count() == 1
     assert not page.get_by_text("eet_lab.Workbench()").is_visible(), "the code is folded"
 
