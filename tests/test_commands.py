@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -61,7 +62,9 @@ def test_generate_streams_one_prompt(capsys):
     text, stats = capsys.readouterr().out.rsplit("\n\n", 1)
     assert text.startswith("Return a list of >> ")
     assert "4 tokens" in stats
-    assert "first token" in stats
+    assert re.search(r"first token [\d.]+ ms, then [\d.]+ ms each\]$", stats.strip())
+    assert main(["generate", "Return a list of", *SHORT, "-n", "1"]) == 0
+    assert re.search(r": 1 token, \d+ tokens/s, first token [\d.]+ ms\]$", capsys.readouterr().out.strip())
 
 
 def test_generate_tells_prompt_from_text_on_a_terminal(capsys, monkeypatch):

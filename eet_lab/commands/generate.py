@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
     printer.finish(output.texts)
     run = output.run
     ttft = "–" if run.ttft_ms is None else f"{run.ttft_ms:.1f} ms"
-    tpot = "–" if run.tpot_ms is None else f"{run.tpot_ms:.2f} ms"
-    stats = f"{counted(run.num_tokens, 'token')}, {run.tokens_per_s:.0f} tokens/s, first token {ttft}, then {tpot} each"
+    then = "" if run.tpot_ms is None else f", then {run.tpot_ms:.2f} ms each"
+    stats = f"{counted(run.num_tokens, 'token')}, {run.tokens_per_s:.0f} tokens/s, first token {ttft}{then}"
     print(f"\n[{model.label}, {model.dtype} on {model.device}, {output.recipe}: {stats}]")
     return 130 if run.cancelled else 0
 
