@@ -20,7 +20,7 @@ from eet_lab.serving.front import Front
 from eet_lab.serving.gate import NUMBERS, Ticket, disconnected
 from eet_lab.serving.jobs import COMPLETE, Answer, Job, Reason
 from eet_lab.serving.logprobs import Scored, Scores
-from eet_lab.words import told
+from eet_lab.words import counted, told
 
 
 class Piece(NamedTuple):
@@ -192,8 +192,8 @@ def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | No
             is_given = isinstance(body, ChatBody) or body.max_tokens is not None
             raise bad(
                 f"max_tokens is {shown}{'' if is_given else ' where a request gives none'}, but beside a prompt of "
-                f"{length:,} tokens there is room for {room:,} (max_model_len is {most:,}). Give max_tokens={room} or "
-                "less, or shorten the prompt.",
+                f"{counted(length, 'token')} there is room for {room:,} (max_model_len is {most:,}). Give "
+                f"max_tokens={room} or less, or shorten the prompt.",
                 "max_tokens",
             )
         new_tokens = room if asked is None else asked

@@ -56,7 +56,7 @@ def checked(answer: httpx.Response, status: int, param: str | None) -> str:
         ({"top_k": -2}, "top_k", "-2"),
         ({"max_tokens": -1}, "max_tokens", "-1"),
         ({"max_tokens": 0}, "max_tokens", "0"),
-        ({"max_tokens": 10**9}, "max_tokens", "1,000,000,000.*room for 1,023"),
+        ({"max_tokens": 10**9}, "max_tokens", "1,000,000,000.*a prompt of 1 token there is room for 1,023"),
         ({"prompt": [5] * 1014}, "max_tokens", "16 where a request gives none.* Give max_tokens=10 or less"),
         ({"max_tokens": 10**4000}, "max_tokens", r"^max_tokens is 1.{,60}, but .{,120}room for 1,023.{,80}$"),
         ({"top_k": 10**4000}, "top_k", r"^.{,200}$"),
