@@ -113,6 +113,8 @@ class CausalLMLoss(nn.Module):
 
     def __init__(self, head: nn.Linear | None = None, *, label_smoothing: float = 0.0, chunk: int = 1024) -> None:
         super().__init__()
+        _check_settings("mean", label_smoothing)
+        check_whole(TrainingError, "chunk", chunk, 1, MOST)
         self.head, self.label_smoothing, self.chunk = [head], label_smoothing, chunk  # a list: the weights are not ours
 
     def forward(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:

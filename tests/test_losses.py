@@ -116,6 +116,9 @@ def test_the_loss_of_a_causal_model_is_that_of_transformers(tiny, hf_model):
             wanted = hf_model.loss_function(outputs.logits, labels, 499, num_items_in_batch=num)
             assert torch.allclose(loss(outputs, labels, num_items_in_batch=num), wanted, rtol=1e-6)
     assert not list(CausalLMLoss(hf_model.lm_head).parameters())
+    for wrong, says in (({"label_smoothing": -1}, "label_smoothing is -1"), ({"chunk": 0}, "chunk is 0")):
+        with pytest.raises(TrainingError, match=says):
+            CausalLMLoss(hf_model.lm_head, **wrong)
 
 
 @pytest.mark.parametrize(
