@@ -75,7 +75,8 @@ class Technique:
             reason = applied(self, Parts()).ops_of(config.stage).unfit(config)
         if reason is None and config.stage not in self.stages:
             whom = f"{' and '.join(map(STAGES.__getitem__, self.stages))}, and this is not one of them"
-            reason = f"it is for {'training alone' if is_for_training(self) else whom}"
+            where = "inference alone, and this is training" if config.stage == "train" else whom
+            reason = f"it is for {'training alone' if is_for_training(self) else where}"
         return reason
 
     @property

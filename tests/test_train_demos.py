@@ -211,3 +211,6 @@ def test_the_command_trains_and_saves(tmp_path: Path, capsys: pytest.CaptureFixt
     monkeypatch.setattr(demos, "train_demo", lambda *_, **__: pytest.fail("it trained"))
     assert main(["train", "vit-tiny", "--device", "cpu", "--save", __file__]) == 2
     assert "The model cannot be saved in" in capsys.readouterr().err
+    assert main(["train", "vit-tiny", "--device", "cpu", "--recipe", "memory_reuse"]) == 2
+    says = "eet-lab: memory_reuse cannot run on this model: it is for inference alone, and this is training. Leave "
+    assert says in capsys.readouterr().err

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train and print; 130 when stopped."""
-    from eet_lab.devices import checked_device
+    from eet_lab.devices import checked_device, kind_of
     from eet_lab.errors import ModelError
     from eet_lab.files import check_folder
     from eet_lab.models.loading import checked_dtype
@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     demo, device = demo_of(args.demo), checked_device(args.device)
     demo = demo if args.steps is None else demo.in_steps(args.steps)
     dtype = checked_dtype(args.dtype or "float32", device)
-    recipe = Recipe.parse(args.recipe, device.partition(":")[0], demo.config.in_training)
+    kind, config = kind_of(device), demo.config.in_training
+    recipe = Recipe.parse(args.recipe, kind, config).check(kind, config)
     if args.save:
         check_folder(args.save, "The model", ModelError)  # before there is anything to lose
         if (args.save / "config.json").exists():
