@@ -12,7 +12,7 @@ from typing import Any
 from eet_lab import __version__
 from eet_lab.commands import COMMANDS, streams
 from eet_lab.doctor import software
-from eet_lab.errors import Cancelled, EETError, SetupError
+from eet_lab.errors import Cancelled, EETError, SetupError, did_you_mean
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         word = words.add_parser(command.name, help=command.help, description=command.guide, formatter_class=_Guide)
         command.add_arguments(word)
-        word.set_defaults(run=command.run)
+        word.set_defaults(run=command.run, command=word)
     return parser
 
 
@@ -67,7 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     parser = build_parser()
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        command = getattr(args, "command", parser)
+        hint = did_you_mean(unknown[0].partition("=")[0], command._option_string_actions)
+        command.error(f"unrecognized arguments: {' '.join(unknown)}{hint and '.' + hint}")
     if "run" not in args:  # no command: whoever types only our name wants to know what there is
         parser.print_help()
         return 0

@@ -54,6 +54,20 @@ def test_unknown_command_lists_the_known_ones(capsys):
     assert "doctor" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["compare", "--promt=x"], "compare: error: unrecognized arguments: --promt=x. Did you mean '--prompt'?"),
+        (["doctor", "it"], "eet-lab doctor: error: unrecognized arguments: it\n"),
+        (["--nothing"], "eet-lab: error: unrecognized arguments: --nothing\n"),
+    ],
+)
+def test_an_unknown_word_is_told_by_its_command(words, says, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2 and says in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("note", 0), ("warn", 0), ("fail", 1)])
 def test_doctor_exit_code(monkeypatch, capsys, tmp_path, status, code):
     monkeypatch.setattr("eet_lab.doctor.diagnose", lambda: [Check("thing", status, "found", "type this")])
