@@ -72,7 +72,7 @@ function drawLane(lane, now, span, scale, colors, style) {
     pen.fillText(word, HEIGHT.left - 5, y);
   }
   pen.textAlign = "left"; pen.textBaseline = "alphabetic";
-  pen.fillText(clock(from), HEIGHT.left, height - 3);
+  pen.fillText(clock(from, from + span), HEIGHT.left, height - 3);
   pen.textAlign = "right";
   pen.fillText(clock(from + span), width - HEIGHT.right, height - 3);
   pen.textAlign = "center";

@@ -165,8 +165,9 @@ function renderTokenStream({ model, el }) {
 // Lanes on one clock: play, pause, scrub, one speed for all. A race or a film stands behind it. All text goes
 // in as text nodes.
 
-function clock(ms) {
-  return ms < 10_000 ? Math.round(ms).toLocaleString("en") + " ms" : (ms / 1000).toFixed(1) + " s";
+// `most`: the longest time that it stands beside, which chooses the unit of both.
+function clock(ms, most = ms) {
+  return most < 10_000 ? Math.round(ms).toLocaleString("en") + " ms" : (ms / 1000).toFixed(1) + " s";
 }
 
 // How many of a sorted list's items, from its beginning, are at most so much.
@@ -201,8 +202,8 @@ function player({ model, el }, { name, what, speeds, longest, open, show }) {
   function update() {
     show(lanes, now, { end, speed, playing });
     slider.value = end ? Math.round((1000 * now) / end) : 0;
-    slider.setAttribute("aria-valuetext", clock(now));
-    at.textContent = `${clock(now)} of ${clock(end)}`;
+    slider.setAttribute("aria-valuetext", clock(now, end));
+    at.textContent = `${clock(now, end)} of ${clock(end)}`;
     play.textContent = playing ? "Pause" : now >= end ? "Play again" : "Play";
     for (const [value, button] of chosen) button.setAttribute("aria-pressed", String(value === speed));
     el.dataset.now = now; el.dataset.playing = playing;
@@ -276,7 +277,7 @@ function buildLane(lane, prompts) {
       if (rows[row]) { rows[row].said.append(...marked(text, make)); toEnd(rows[row]); }
     }
     const tokens = done ? lane.tokens[done - 1] : 0, over = ms >= end;
-    time.textContent = clock(Math.min(ms, end)) + (over ? " ✓" : "");
+    time.textContent = clock(Math.min(ms, end), end) + (over ? " ✓" : "");
     count.textContent = `${tokens.toLocaleString("en")} of ${counted(total, "token")}`;
     bar.style.width = (100 * Math.min(ms / Math.max(end, 1e-9), 1)).toFixed(2) + "%";
     box.classList.toggle("eet-lane-over", over);

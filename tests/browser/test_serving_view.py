@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import nbformat
@@ -58,6 +59,7 @@ def test_a_film_of_two_policies_plays_in_the_page(lab: Lab, lab_server: Server, 
     page.get_by_role("button", name="From the start", exact=True).click()
     page.get_by_role("button", name="Pause", exact=True).click()
     assert float(page.locator(".eet-film").get_attribute("data-now")) < 80_000
+    expect(page.locator(".eet-player-at")).to_have_text(re.compile(r"^[\d.]+ s of [\d.]+ s$"))  # in one unit
     slider = page.get_by_role("slider", name="Time in the traffic")
     slider.fill("500")
     expect(page.locator(".eet-film-stats").first).to_contain_text("of 80 done")
