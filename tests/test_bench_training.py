@@ -56,13 +56,14 @@ def test_names_and_workloads_are_inverse():
         (lambda: seq2seqs.ours("marian"), "train:any/b2/s7"),
     ],
 )
-def test_ours_and_transformers_take_the_same_steps(model, workload, tmp_path):
+def test_ours_and_transformers_take_the_same_steps(model, workload, tmp_path, capfd):
     rows, remarks = train_all(model(), workload, ("baseline", "all"), PROVIDERS, repeats=1)
     assert [row.provider for row in rows] == ["eet_lab", "eet_lab", "hf-eager", "hf-sdpa"] and remarks == []
     assert [row.equality for row in rows] == ["passed"] * 4
     assert all(0 < row.mfu < 1.5 and row.ceiling_tflops > 0 for row in rows) and "MFU" in train_table(rows)
     assert len({round(row.tok_s * row.total_ms.p50) for row in rows}) == 1, "of the same tokens"
     [path] = append(rows, tmp_path)
+    assert "Loading weights" not in capfd.readouterr().err, "it would stand in our own progress"
     assert read(path) == rows and "ms a step" in markdown(rows) and "hf-sdpa" in train_table(rows)
 
 
@@ -82,7 +83,8 @@ def test_what_a_side_holds_is_taken_once_its_graphs_are_there(monkeypatch):
     assert training._ours(batch, Recipe.parse("pre_padding")).held_bytes >= 2, "the first step is not captured"
 
 
-def test_peers_without_a_gpu_are_left_out():
+def test_peers_without_a_gpu_are_left_out(monkeypatch):
+    monkeypatch.setattr(training, "_to_hf_in_training", lambda *_, **__: pytest.fail("its weights are copied"))
     rows, remarks = train_all(families.ours("llama"), "train:any/b2/s8", (), ("hf-liger", "hf-reduce-overhead"))
     assert rows == []
     assert "Liger needs an NVIDIA GPU" in remarks[0] and "reduce-overhead needs an NVIDIA GPU" in remarks[1]
@@ -105,7 +107,6 @@ def test_what_liger_replaces_for_all_models_is_put_back(monkeypatch):
     model.device, model.config = torch.device("cuda"), SimpleNamespace(model_type="fake")
     apply = SimpleNamespace(MODEL_TYPE_TO_APPLY_LIGER_FN={"fake": lambda model: setattr(module, "rotate", "liger")})
     monkeypatch.setitem(sys.modules, "modeling_fake", module)
-    monkeypatch.setattr(training, "no_liger", lambda device: None)
     monkeypatch.setattr(training, "import_module", lambda name: apply)
     patched = training._with_liger(model)
     assert module.rotate == "plain"

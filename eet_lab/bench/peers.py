@@ -8,9 +8,10 @@ They are the modes of transformers' `generate`, left-padded and greedy, and PyTo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from importlib import import_module
 from io import StringIO
 from typing import Any, NamedTuple
 
@@ -205,6 +206,19 @@ def to_hf(network: Decoder | Encoder) -> Any:
     body = dict(model.base_model.named_parameters())
     check_same("encoder", [*unknown, *(name for name in missing if name in body and "pooler" not in name)])
     return model.base_model
+
+
+@contextmanager
+def no_bar() -> Iterator[None]:
+    """transformers shows no progress of its own, which would stand in ours."""
+    logging = import_module("transformers.utils.logging")
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
 
 
 def hf_kind(network: Any) -> tuple[Any, Any]:

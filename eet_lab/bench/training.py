@@ -23,7 +23,7 @@ from torch import Tensor
 from eet_lab.bench import timing
 from eet_lab.bench.cost import arithmetic, train_flops
 from eet_lab.bench.measured import Spread
-from eet_lab.bench.peers import check_same, hf_kind, right_padded
+from eet_lab.bench.peers import check_same, hf_kind, no_bar, right_padded
 from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
 from eet_lab.bench.run_memory import allocated, with_peak
 from eet_lab.bench.timing import LeftOut, Rounds, Series, Tally, check_repeats, no_liger
@@ -274,6 +274,8 @@ def train_with_hf(network: Any, name: str, examples: Sequence[Example], dropout:
     how, device = TRAIN_MODES[name], network.device
     if how.mode in GRAPHS and device.type != "cuda":
         raise LeftOut(f"{how.mode} needs an NVIDIA GPU")
+    if how.liger and (why := no_liger(device.type)):
+        raise LeftOut(why)
     before = allocated(device.type)
     model = _to_hf_in_training(network, dropout, attn_implementation=how.attention)
     batch = _padded(examples, network.config, device)
@@ -332,8 +334,6 @@ def _with_liger(model: Any) -> Callable[[], AbstractContextManager[None]]:
 
     Liger also replaces functions of transformers' module, for all models: they are put back, and are there within.
     """
-    if why := no_liger(model.device.type):
-        raise LeftOut(why)
     known = import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
     kind = model.config.model_type
     if kind not in known:
@@ -363,9 +363,10 @@ def _to_hf_in_training(network: Any, dropout: float, **how: Any) -> Any:
         setattr(config, name, dropout)
     state = {name: tensor.to(torch.float32, copy=True) for name, tensor in state_of(network).items()}
     # It knows checkpoints' names of weights, which are not those of a live model in all versions.
-    model, loading = kind.from_pretrained(
-        None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True, **how
-    )
+    with no_bar():
+        model, loading = kind.from_pretrained(
+            None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True, **how
+        )
     check_same("model", [*loading["missing_keys"], *loading["unexpected_keys"]])
     if getattr(model, "loss_type", "") is None:
         model.loss_type = "ForCausalLM"  # its default, without the warning at which a compiler would part the graph
