@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import zmq
+
 from eet_lab import paths
 from eet_lab.errors import SetupError
 
@@ -97,7 +99,7 @@ def server_words(root: Path, page: str, port: int, token: str, retries: int = 0)
         "Application.log_level": "ERROR",
         "KernelManager.shutdown_wait_time": 2.0,
         # Kernels that cannot encrypt run as they did. Those that can would print a warning for each start without it.
-        "MappingKernelManager.transport_encryption": "auto",
+        "MappingKernelManager.transport_encryption": "auto" if zmq.has("curve") else "disabled",
         "ServerApp.allow_root": os.name == "posix" and os.geteuid() == 0,
     }
     return [f"--{name}={value}" for name, value in words.items()]
