@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eet_lab.bench import timing
 from eet_lab.bench.measured import TIMES
 from eet_lab.bench.paired import DETAILS, LEAST_PAIRS, LEVEL, Change, left_off, median_interval, memory_words
 from eet_lab.bench.timing import MOST_ROUNDS, Rounds, Series, Tally, in_turn, ready
@@ -330,3 +331,13 @@ def test_medians_that_a_drift_has_moved_apart_give_way_to_the_pairs():
     assert Change(324, 16.2, 1 / 25, 1 / 18, 8, middle=1 / 22.3).words("tpot_ms") == "20 × faster (18 to 25)"
     moved = Change(324, 16.2, 1 / 25, 1 / 22, 8, middle=1 / 22.3)
     assert moved.is_of_pairs and moved.words("tpot_ms") == "22.3 × faster (22 to 25)"
+
+
+def test_without_a_budget_each_recipe_has_two_seconds(pass_time, monkeypatch):
+    monkeypatch.setattr(timing, "RECIPE_BUDGET_S", 2.0)
+    wide = Change.of([90.0, 100.0, 130.0] * 2, [100.0, 70.0, 100.0] * 2)
+    assert wide.width > timing.NARROW and not wide.is_doubtful
+    rounds = Rounds(None, changes=lambda: [wide], num_recipes=10)
+    for _ in rounds:
+        pass_time(0.99)
+    assert rounds.done == 20

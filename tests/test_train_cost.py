@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from eet_lab.bench import cost
-from eet_lab.bench.cost import mfu, train_flops
+from eet_lab.bench.cost import arithmetic, mfu, train_flops
 from eet_lab.training import Example, Trainer
 from eet_lab.training.demos import demo_of
 
@@ -55,3 +55,10 @@ def test_without_a_ceiling_there_is_no_mfu(monkeypatch: pytest.MonkeyPatch) -> N
     flops = train_flops(network.config, work)
     monkeypatch.setattr(cost, "matmul_tflops", lambda device, dtype: 1e-9 * flops)
     assert mfu(network.config, work, 2.0, "cuda") == pytest.approx(0.5)
+
+
+def test_a_rows_arithmetic_is_a_share_of_the_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5e12 operations in 20 ms are 250 TFLOP/s."""
+    monkeypatch.setattr(cost, "matmul_tflops", lambda device, dtype: {torch.bfloat16: 1000.0}[dtype])
+    assert arithmetic(5e12, 20.0, "cuda", torch.bfloat16) == {"mfu": 0.25, "ceiling_tflops": 1000.0}
+    assert arithmetic(0, 20.0, "cpu", torch.float32) == {}, "where only bytes count no ceiling is measured"
