@@ -12,6 +12,7 @@ from test_bench_compare import ROWS
 from eet_lab.bench import Ladder, ladder, load_result
 from eet_lab.bench.compare import rungs_down, rungs_up
 from eet_lab.bench.measure import Subject
+from eet_lab.bench.timing import Rounds
 from eet_lab.technique import Recipe, Technique
 
 
@@ -57,15 +58,29 @@ def test_a_ladder_goes_round_and_back_whether_or_not_all_engines_fit(tiny, monke
     assert found.rungs[0].change is None and found.changes["total_ms"].num_pairs == 2
 
 
-def test_a_stopped_ladder_keeps_what_it_has(tiny):
+def test_a_ladder_goes_on_until_each_rung_is_known_of_those_left_out_too(tiny, monkeypatch):
+    asked = []
+
+    def told(repeats, budget_s, changes, num_recipes):
+        asked.append(changes)
+        return Rounds(repeats, budget_s, changes, num_recipes)
+
+    monkeypatch.setattr(sys.modules[ladder.__module__], "Rounds", told)
+    found = ladder(tiny, ROWS, "pre_padding,mask_removal", repeats=2, max_new_tokens=3)
+    assert len(found.changes) > 1 and len(asked[0]()) == 4 * len(found.changes)
+
+
+@pytest.mark.parametrize("recipe", ["all", "pre_padding,mask_removal"])
+def test_a_stopped_ladder_keeps_what_it_has(tiny, recipe):
+    """Of a recipe of two, the one without the other is a rung up too: it is compared with what was not timed."""
     stop = threading.Event()
 
     def progress(done, total, message):
         if message.startswith("timing pre_padding,mask_removal"):
             stop.set()
 
-    found = ladder(tiny, ROWS, repeats=1, max_new_tokens=3, progress=progress, cancel=stop)
-    assert found.partial
+    found = ladder(tiny, ROWS, recipe, repeats=1, max_new_tokens=3, progress=progress, cancel=stop)
+    assert found.partial and found.left_out == ()
     assert [rung.technique for rung in found.rungs] == ["", "pre_padding"]
     assert "Stopped early" in found.to_text()
 
