@@ -14,7 +14,7 @@ from eet_lab.paths import PACKAGE, constraints_file, is_clone
 TRIED = ((3, 11), (3, 13))
 
 
-DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}
+DISTRIBUTIONS = {"pynvml": "nvidia-ml-py", "zmq": "pyzmq"}
 """What to install for a module, where pip does not find it by the module's own name."""
 
 
