@@ -11,10 +11,15 @@ from test_launch_arguments import launched  # noqa: F401  a fixture
 from test_train_ops import Config
 from test_varlen import batch, drawn
 
+from eet_lab.ops.cuda import train_attention
+from eet_lab.ops.cuda.launching import HOPPER
 from eet_lab.ops.cuda.train_attention import LONGEST, attend_heads
 from eet_lab.ops.noise import Dropout, token_keys
 from eet_lab.ops.types import Spec, autograd
 from eet_lab.technique import known
+
+SMALLER = HOPPER._replace(shared_bytes=99 * 1024)
+"""GPUs of compute capability 8.6 and 8.9."""
 
 
 @pytest.mark.parametrize("p", [0.0, 0.2])
@@ -30,11 +35,16 @@ def test_short_rows_take_a_launch_forward_and_one_backward(p, launched):  # noqa
 
 
 @pytest.mark.parametrize(
-    ("spec", "lengths"),
-    [(Spec(2, 2, 64), (5, LONGEST + 1)), (Spec(2, 2, 64, window=4), (5, 3))],
-    ids=["long", "window"],
+    ("spec", "lengths", "gpu"),
+    [
+        (Spec(2, 2, 64), (5, LONGEST + 1), HOPPER),
+        (Spec(2, 2, 64, window=4), (5, 3), HOPPER),
+        (Spec(2, 2, 64), (5, 65), SMALLER),
+    ],
+    ids=["long", "window", "no room"],
 )
-def test_what_it_does_not_take_goes_to_those_who_attend_to_rows(spec, lengths, launched):  # noqa: F811
+def test_what_it_does_not_take_goes_to_those_who_attend_to_rows(spec, lengths, gpu, launched, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(train_attention, "gpu", lambda: gpu)
     qkv, read = drawn(spec, lengths)[0].detach().flatten(1).half(), batch(lengths)
     given = []
 
@@ -44,6 +54,13 @@ def test_what_it_does_not_take_goes_to_those_who_attend_to_rows(spec, lengths, l
 
     attend_heads(qkv, read, spec, empty=autograd, attend_rows=attend_rows)
     assert given == [[(sum(lengths), 2, 64)] * 3] and not launched
+
+
+def test_a_smaller_gpu_has_room_for_rows_of_half_as_many_tokens(launched, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(train_attention, "gpu", lambda: SMALLER)
+    spec, lengths = Spec(2, 2, 64), (5, LONGEST // 2)
+    attend_heads(drawn(spec, lengths)[0].detach().flatten(1).half(), batch(lengths), spec, empty=autograd)
+    assert launched == ["eet_short_attention"]
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,11 @@ class ShortAttention(TrainingKernels):
     computes the scores again. All gradients are written beside each other, always with the same bits.
 
     What `attention_dropout` drops is what plain ops drop: it depends on the seed, the step and the two tokens, and the
-    backward pass draws it again. Longer rows, and a window that is shorter than a row, are left to packed attention. It
-    takes models with heads of 64 channels, each with keys of its own and without rotation: GPT-2, OPT, BERT, RoBERTa,
-    BART and ViT have such heads.
+    backward pass draws it again.
+
+    Left to packed attention are longer rows, windows that are shorter than a row, and rows of more than 64 tokens on
+    GPUs with less than 128 KiB of shared memory for a block: an A100 has 163, an RTX 4090 has 99. It takes models with
+    heads of 64 channels, each with keys of its own and without rotation: GPT-2, OPT, BERT, RoBERTa, BART and ViT.
 
     Expect a few percent of a step on sentences, and more on images of some 50 patches.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.ops import native, reference
-from eet_lab.ops.cuda.launching import DTYPES, at, check, drop_arguments, needs, stream_of
+from eet_lab.ops.cuda.launching import DTYPES, at, check, drop_arguments, gpu, needs, stream_of
 from eet_lab.ops.fits import Shapes, refuses
 from eet_lab.ops.noise import Dropout, Noise, all_kept
 from eet_lab.ops.rows import attend_rows
@@ -19,6 +19,13 @@ from eet_lab.ops.varlen import untrainable, with_cu_seqlens
 HEAD_DIM = 64
 LONGEST = 128
 """Tokens of a row, whose scores a block has in registers."""
+SHARED_BYTES = 128 * 1024
+"""What a block takes for the gradient of rows of more than half as many tokens; for shorter ones it takes 48 KiB."""
+
+
+def _longest() -> int:
+    """Tokens of a row for which blocks of this GPU have room."""
+    return LONGEST if gpu().shared_bytes >= SHARED_BYTES else LONGEST // 2
 
 
 def _unfit(model: Shapes) -> str | None:
@@ -48,12 +55,13 @@ def attend_heads(
 ) -> Tensor:
     """`reference.attend_heads` of rows of at most 128 tokens: one launch, and one for the gradient. [T,3HD] -> [T,HD].
 
-    Longer rows and windows that are shorter than a row are left to `attend_rows`. Nothing is kept but qkv, and what is
-    dropped is drawn again. Which of the two it is follows from shapes, as in `varlen.attend_packed`; each token must
-    belong to a row, and rows lie end to end.
+    Longer rows and windows that are shorter than a row are left to `attend_rows`; so are rows of more than 64 tokens on
+    a GPU whose blocks have less than `SHARED_BYTES`. Which of the two it is follows from shapes, as in
+    `varlen.attend_packed`. Nothing is kept but qkv, and what is dropped is drawn again. Each token must belong to a
+    row, and rows lie end to end.
     """
     has_window = spec.window is not None and spec.window < batch.max_q
-    if batch.max_q > LONGEST or has_window:
+    if batch.max_q > _longest() or has_window:
         return reference.attend_heads(qkv, batch, spec, extras, empty=empty, drop=drop, attend_rows=attend_rows)
     cu_seqlens = with_cu_seqlens(batch).cu_seqlens
     scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
