@@ -11,11 +11,13 @@ from test_launch_arguments import launched  # noqa: F401  a fixture
 from test_train_ops import Config
 from test_varlen import batch, drawn
 
+from eet_lab.errors import KernelError
 from eet_lab.ops.cuda import train_attention
 from eet_lab.ops.cuda.launching import HOPPER
 from eet_lab.ops.cuda.train_attention import LONGEST, attend_heads
 from eet_lab.ops.noise import Dropout, token_keys
-from eet_lab.ops.types import Spec, autograd
+from eet_lab.ops.types import NO_EXTRAS, Extras, Norm, Spec, autograd
+from eet_lab.parts.batches import left_padded
 from eet_lab.technique import known
 
 SMALLER = HOPPER._replace(shared_bytes=99 * 1024)
@@ -30,7 +32,7 @@ def test_short_rows_take_a_launch_forward_and_one_backward(p, launched):  # noqa
     qkv = drawn(spec, lengths)[0].detach().flatten(1).half().requires_grad_()
     out = attend_heads(qkv, read, spec, empty=autograd, drop=drop, attend_rows=None)
     assert out.shape == (sum(lengths), 128) and launched == ["eet_short_attention"]
-    (grad,) = torch.autograd.grad(out, qkv, out.detach())
+    (grad,) = torch.autograd.grad(out.sum(), qkv)  # whose numbers are one in memory
     assert grad.shape == qkv.shape and len(launched) == 2
 
 
@@ -61,6 +63,30 @@ def test_a_smaller_gpu_has_room_for_rows_of_half_as_many_tokens(launched, monkey
     spec, lengths = Spec(2, 2, 64), (5, LONGEST // 2)
     attend_heads(drawn(spec, lengths)[0].detach().flatten(1).half(), batch(lengths), spec, empty=autograd)
     assert launched == ["eet_short_attention"]
+
+
+def test_what_the_kernel_would_read_wrongly_is_refused(launched):  # noqa: F811
+    spec, lengths = Spec(2, 2, 64), (3, 2)
+    read, norm = batch(lengths), Norm(torch.ones(64), None, 1e-6)
+    qkv = drawn(spec, lengths)[0].detach().flatten(1).half()
+    for given, rows, extras, wrong in (
+        (qkv, read, Extras(q_norm=norm, k_norm=norm), "without norms, rotation or a bias of scores. Leave short_att"),
+        (qkv, read, Extras(inv_freq=torch.ones(32)), "without norms, rotation or a bias of scores"),
+        (qkv, left_padded([range(3), range(2)]), NO_EXTRAS, "this pass has pads. Turn packed_prefill on"),
+        (qkv, read._replace(num_dummy=4), NO_EXTRAS, "this pass has 4 tokens of no row"),
+        (qkv.float(), read, NO_EXTRAS, "float16 and bfloat16, not torch.float32. Load the model in bfloat16"),
+        (qkv[:, 64:], read, NO_EXTRAS, r"qkv is \(5, 320\) .*; the kernel needs \(5, 384\)"),
+        (qkv.t().contiguous().t(), read, NO_EXTRAS, "qkv is .* not contiguous"),
+    ):
+        with pytest.raises(KernelError, match=wrong):
+            attend_heads(given, rows, spec, extras, empty=autograd)
+    assert not launched
+
+
+def test_no_tokens_are_no_launch(launched):  # noqa: F811
+    qkv, ends = torch.empty(0, 384, dtype=torch.half, requires_grad=True), torch.zeros(3, dtype=torch.int32)
+    out = train_attention.ShortAttention.apply(qkv, ends, 2, 1, 0.125, True, None)
+    assert out.shape == (0, 128) and torch.autograd.grad(out.sum(), qkv)[0].shape == qkv.shape and not launched
 
 
 @pytest.mark.parametrize(

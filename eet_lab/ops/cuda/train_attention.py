@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eet_lab.errors import KernelError
 from eet_lab.ops import native, reference
 from eet_lab.ops.cuda.launching import DTYPES, at, check, drop_arguments, gpu, needs, stream_of
 from eet_lab.ops.fits import Shapes, refuses
 from eet_lab.ops.noise import Dropout, Noise, all_kept
 from eet_lab.ops.rows import attend_rows
 from eet_lab.ops.types import NO_EXTRAS, Batch, Empty, Extras, Spec
-from eet_lab.ops.varlen import untrainable, with_cu_seqlens
+from eet_lab.ops.varlen import HALVES, untrainable, with_cu_seqlens
 
 HEAD_DIM = 64
 LONGEST = 128
@@ -63,6 +64,16 @@ def attend_heads(
     has_window = spec.window is not None and spec.window < batch.max_q
     if batch.max_q > _longest() or has_window:
         return reference.attend_heads(qkv, batch, spec, extras, empty=empty, drop=drop, attend_rows=attend_rows)
+    if any(part is not None for part in extras):
+        raise KernelError(
+            "The kernel for short rows reads queries and keys as their product made them, without norms, rotation or a "
+            "bias of scores. Leave short_attention out."
+        )
+    if batch.keys.padded or batch.num_dummy:
+        what = "pads" if batch.keys.padded else f"{batch.num_dummy:,} tokens of no row"
+        raise KernelError(
+            f"The kernel for short rows reads rows end to end, and this pass has {what}. Turn packed_prefill on."
+        )
     cu_seqlens = with_cu_seqlens(batch).cu_seqlens
     scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
     noise = drop.attention_noise()
@@ -106,6 +117,10 @@ def short_attention(
 ) -> Tensor:
     """What rows' tokens see of each other: [T,3HD] -> [T,HD]; with `dout` [T,HD] the gradient of qkv. One launch."""
     T, C = len(qkv), heads * HEAD_DIM
+    if qkv.dtype not in HALVES:
+        raise KernelError(
+            f"The kernel for short rows computes in float16 and bfloat16, not {qkv.dtype}. Load the model in bfloat16."
+        )
     check(qkv, "qkv", qkv.dtype, (T, 3 * C))
     check(dout, "the gradient", qkv.dtype, (T, C))
     check(cu_seqlens, "the ends of rows", torch.int32, (len(cu_seqlens),))
