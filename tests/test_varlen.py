@@ -195,6 +195,17 @@ def test_a_librarys_noise_is_repeated_by_key_and_call(sources):
     assert torch.allclose(many, plain, atol=0.3) and not torch.allclose(many, 0.75 * plain, atol=0.3)
 
 
+@pytest.mark.parametrize("p", [0.0, 0.25])
+def test_what_follows_drops_the_same_behind_a_librarys_noise(p):
+    """Hidden states, and attention whose noise is keyed."""
+    spec, read = Spec(4, 2, 8), batch((7, 7))
+    drops = [Dropout(0.1, p, read.rows, read.positions) for _ in range(2)]
+    for attend, drop in zip((attend_rows, attend_packed), drops, strict=True):
+        attend(*drawn(spec, (7, 7))[1:], read, read, spec, empty=autograd, drop=drop)
+    x = torch.ones(14, 32)
+    assert torch.equal(*(drop(x) for drop in drops))
+
+
 def test_attention_dropout_is_repeated_by_seed_and_step(on_a_cpu):
     network = load(families.theirs("gpt2"), device="cpu").network
     examples = [Example(row[:5]) for row in families.prompts() if len(row) >= 5]

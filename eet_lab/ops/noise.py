@@ -58,7 +58,7 @@ class Dropout:
     An element's noise depends on (seed, step, sequence, position, call, channel) alone: a batch loses the same numbers
     padded and packed, whole and in parts, and the backward pass draws them again instead of keeping a mask. `p` is the
     share of hidden states, `attention_p` that of attention's weights; `tokens` [T] are the keys of `token_keys`. An
-    attention that leaves it to a library reads `attention_p` alone (`library_noise`).
+    attention that leaves it to a library (`library_noise`) is a call, too.
 
     Source: counter-based noise as in Philox (Salmon et al., 2011), which PyTorch's compiler draws again in the backward
     pass, too.

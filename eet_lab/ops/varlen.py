@@ -72,7 +72,8 @@ def attend_packed(
     if batch.keys.padded or source.keys.padded:
         raise KernelError("Packed attention reads rows end to end, and this pass has pads. Turn packed_prefill on.")
     has_window = spec.window is not None and spec.window < batch.max_q
-    dropout_p = drop.attention_p
+    noise = drop.attention_noise()  # a call that counts, so that other ops drop what they drop beside plain attention
+    dropout_p = 0.0 if noise is None else noise.p
     if has_window or not (is_rectangle(batch) and is_rectangle(source)):
         return _flash(q, k, v, batch, source, spec, dropout_p).flatten(1)
     q, k, v = (part.unflatten(0, (batch.num_rows, -1)) for part in (q, k, v))
