@@ -1,4 +1,4 @@
-// Attention of short rows among themselves, in training: forward and backward, in 16 bits.
+// Attention of short rows to themselves, in training: forward and backward, in 16 bits.
 // B rows, T tokens, H heads of 64 channels.
 #include <cuda_runtime.h>
 
@@ -39,7 +39,8 @@ using Heads = Tile<kDim>;
 
 __device__ inline int lane() { return threadIdx.x % 32; }
 
-// By all of a block: the first `count` rows, `stride` numbers apart, and zeros up to a multiple of 16.
+// By all of a block: the first `count` rows, `stride` numbers apart, and zeros up to a multiple of 16. Queries of zeros
+// have weights, but neither an output nor a gradient.
 template <typename T>
 __device__ void fetch(Heads to, const T* from, int64_t stride, int count) {
   for (int i = threadIdx.x; i < (count + 15) / 16 * 16 * 8; i += blockDim.x) {
@@ -85,7 +86,8 @@ __device__ void mix(float (&out)[kDim / 8][4], const float (&weights)[kKeys / 8]
   }
 }
 
-// By one warp: out[16,64] += weights[queries,keys]^T rows[queries,64], of the 16 keys from `first` on.
+// By one warp: out[16,64] += weights[queries,keys]^T rows[queries,64], of the 16 keys from `first` on. The last 8 need
+// not exist, and `keep` then wrote no weights of theirs: these reach rows of `out` that `write` leaves out.
 template <typename T, int kKeys>
 __device__ void mix_transposed(float (&out)[kDim / 8][4], Tile<kKeys> weights, int first, Heads rows, int num_queries) {
 #pragma unroll
@@ -262,7 +264,7 @@ __global__ void __launch_bounds__(2 * kRows) short_attention_kernel(const ShortA
   write(a.to + at.first * width + at.head * kDim, width, q, first, at.count, out);
 }
 
-// By one warp: multiplies 16 rows of a tile, from `first` on, with a number of each.
+// By one warp: multiplies 16 rows of a tile, from `first` on, by a number of each.
 template <typename T>
 __device__ void multiply_rows(Heads rows, int first, const float (&by)[2]) {
 #pragma unroll
@@ -282,7 +284,7 @@ __device__ void multiply_rows(Heads rows, int first, const float (&by)[2]) {
 // Why      as above
 // Mapping  as above; then a warp for each 16 keys, which reads weights and gradients of scores from shared memory
 // Traffic  qkv and dout once, dqkv once; nothing is kept from the forward pass, since a row's scores fit into registers
-// Needs    as above
+// Needs    as above; for more than 64 tokens a block takes 128 KiB of shared memory, which sm_86 and sm_89 do not have
 // Numerics scores, softmax and sums in fp32; weights, gradients of scores, and dout times `rest` are rounded to T for
 //          the tensor cores; no atomics: the same bits each time
 // Source   ours; FlashAttention-2's formulas, with sum(weights * dweights) of a query in place of sum(dout * out)
@@ -364,7 +366,7 @@ cudaError_t launch(const ShortArgs<T>& a, int B, cudaStream_t stream) {
 }  // namespace
 
 // Without `dout`, `to` [T,HD] is the output; with it, `to` [T,3HD] is the gradient of qkv. `ends` [B+1]: where rows
-// begin, and where the last one ends. No row has more than `longest` tokens.
+// begin, and where the last one ends. No row has more than `longest` tokens, which is not checked.
 extern "C" cudaError_t eet_short_attention(void* to, const void* qkv, const void* dout, const int* ends,
                                            const int64_t* drop_tokens, int drop_call, int drop_below,
                                            float drop_scale, int dtype, int B, int H, int longest, float scale,
