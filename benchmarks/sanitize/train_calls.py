@@ -48,7 +48,8 @@ def train_calls() -> Iterator[TrainCall]:
         yield from (_epilogue(37, F, act, dtype) for F in (8, 520) for act in (None, "gelu", "swiglu"))
         yield from (_embedded(T, 520, dtype) for T in (5, 200))
         if dtype != torch.float32:
-            yield from (_attention(lengths, dtype) for lengths in ((50, 1, 0, 64, 17), (128, 3, 97)))
+            for lengths in ((50, 1, 0, 64, 17), (64, 33), (128, 3, 97), (65, 0, 128, 21)):
+                yield _attention(lengths, dtype)
 
 
 def _loss(words: int, dtype: torch.dtype) -> TrainCall:
