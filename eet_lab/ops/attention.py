@@ -163,7 +163,7 @@ def attend_heads(
     drop: Dropout = all_kept,
     attend_rows: Callable = attend_rows,
 ) -> Tensor:
-    """What the tokens of a pass see of each other: [T,(H+2G)D] -> [T,HD]. `attend_rows` attends to heads apart."""
+    """Attention of a pass's tokens to each other: [T,(H+2G)D] -> [T,HD]. `attend_rows` gets the three parts."""
     q, k, v = heads(qkv, batch, spec, extras, empty=empty)
     return attend_rows(q, k, v, batch, batch, spec, extras, empty=empty, drop=drop)
 

@@ -15,14 +15,15 @@ from eet_lab.technique import TrainingKernels
 class ShortAttention(TrainingKernels):
     """Attend to rows of at most 128 tokens, such as sentences and small images, by a kernel of their own.
 
-    The libraries' kernels are made for long rows: they go through queries and keys in tiles of 64 to 128, keep what the
-    backward pass needs of each, and write the gradients of queries, keys and values to three places, which PyTorch
-    then copies beside each other. With it, a block of threads has all scores of a row and a head in its registers. It
-    reads queries, keys and values once, where their product left them, and keeps nothing for the backward pass, which
-    computes the scores again. All gradients are written beside each other, always with the same bits.
+    The libraries' kernels are made for long rows: they go through queries and keys in tiles of 64 to 128, keep their
+    output and the sums of the softmax for the backward pass, and write the gradients of queries, keys and values to
+    three places, which PyTorch then copies into one tensor. With it, a block of threads has all scores of a row and a
+    head in its registers. It reads queries, keys and values once, where their product left them, and keeps nothing for
+    the backward pass, which computes the scores again. That writes the three gradients into one tensor, always with the
+    same bits.
 
-    What `attention_dropout` drops is what plain ops drop: it depends on the seed, the step and the two tokens, and the
-    backward pass draws it again.
+    What `attention_dropout` drops here is what plain ops drop: it depends on the seed, the step and the two tokens, and
+    the backward pass draws it again. What a decoder's attention to its encoder drops stays the libraries' choice.
 
     Left to packed attention are longer rows, windows that are shorter than a row, and rows of more than 64 tokens on
     GPUs with less than 128 KiB of shared memory for a block: an A100 has 163, an RTX 4090 has 99. It takes models with

@@ -141,7 +141,7 @@ def test_a_captured_pass_serves_other_rows_of_which_the_last_are_empty():
         assert_within_the_budget(*wanted, kept)
 
 
-def test_no_number_that_is_none_is_hidden():
+def test_nan_is_not_hidden():
     spec, lengths = SPECS["encoder"], (50, 20, 64)
     qkv = drawn(spec, lengths)[0].detach().flatten(1).to("cuda", torch.float16)
     qkv[60, 64] = torch.nan  # of the second row, and the second head's query

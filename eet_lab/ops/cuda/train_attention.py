@@ -1,4 +1,4 @@
-"""Attention of short rows among themselves, in training. T tokens, B rows, H heads of 64 channels."""
+"""Attention of short rows to themselves, in training. T tokens, B rows, H heads of 64 channels."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def attend_heads(
     Longer rows and windows that are shorter than a row are left to `attend_rows`; so are rows of more than 64 tokens on
     a GPU whose blocks have less than `SHARED_BYTES`. Which of the two it is follows from shapes, as in
     `varlen.attend_packed`. Nothing is kept but qkv, and what is dropped is drawn again. Each token must belong to a
-    row, and rows lie end to end.
+    row, rows lie end to end, and the positions of each begin at 0.
     """
     has_window = spec.window is not None and spec.window < batch.max_q
     if batch.max_q > _longest() or has_window:
@@ -81,7 +81,7 @@ def attend_heads(
 
 
 class ShortAttention(torch.autograd.Function):
-    """Queries, keys and values [T,3HD] of rows of so many tokens at most -> [T,HD]."""
+    """`short_attention`, which autograd differentiates once: qkv [T,3HD] -> [T,HD]."""
 
     @staticmethod
     def forward(
@@ -115,7 +115,10 @@ def short_attention(
     causal: bool,
     noise: Noise | None = None,
 ) -> Tensor:
-    """What rows' tokens see of each other: [T,3HD] -> [T,HD]; with `dout` [T,HD] the gradient of qkv. One launch."""
+    """Attention of rows of at most `longest` tokens to themselves, or its gradient, by one launch.
+
+    qkv [T,3HD] -> [T,HD]; with the output's gradient `dout` [T,HD] -> the gradient of qkv.
+    """
     T, C = len(qkv), heads * HEAD_DIM
     if qkv.dtype not in HALVES:
         raise KernelError(
