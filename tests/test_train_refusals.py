@@ -124,7 +124,9 @@ def test_models_and_parts_that_cannot_be_trained(tmp_path):
         Trainer(families.ours("gpt2").network, settings={"lr": 0.1})
     with pytest.raises(RecipeError, match="change kv_cache and memory, which training this model does not use"):
         Trainer(families.ours("gpt2").network, parts("pre_padding,memory_reuse"))
-    with pytest.raises(RecipeError, match="memory_reuse cannot run on this model: it is for decoders"):
+    with pytest.raises(
+        RecipeError, match="memory_reuse cannot run on this model: it is for inference alone, and this is training"
+    ):
         Recipe.parse("memory_reuse").check("cpu", families.ours("gpt2").config.in_training)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
+
+from playwright.sync_api import Error
 
 RESTYLED = """() => {
   const word = document.querySelector('.eet-stream-head b'), said = word.textContent, taken = [];
@@ -96,7 +99,8 @@ def hovered(page: Any, chart: Any) -> str:
     """What a chart says of the bar under the pointer. Drawn anew it says nothing, until the pointer moves again."""
     for _ in range(10):
         page.mouse.move(0, 0)
-        chart.locator(".barlayer .bars .point").nth(3).hover(force=True)
+        with suppress(Error):  # drawn anew just now, that bar is gone
+            chart.locator(".barlayer .bars .point").nth(3).hover(force=True)
         page.wait_for_timeout(1000)
         if text := chart.locator(".hoverlayer").text_content():
             return text
