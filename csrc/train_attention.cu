@@ -67,6 +67,18 @@ __device__ void multiply(float (&c)[kKeys / 8][4], Heads a, int first, Heads b, 
   }
 }
 
+// By one warp: out[16,64] += a[16,16] rows[16,64], of the rows from `first` on.
+template <typename T>
+__device__ void add_product(float (&out)[kDim / 8][4], const uint32_t (&a)[4], Heads rows, int first) {
+#pragma unroll
+  for (int n = 0; n < kDim / 16; ++n) {
+    uint32_t y[4];
+    eet::load_matrices_transposed(y, rows.at(first + lane() % 16, 2 * n + lane() / 16));
+    eet::mma<T>(out[2 * n], a[0], a[1], a[2], a[3], y[0], y[1]);
+    eet::mma<T>(out[2 * n + 1], a[0], a[1], a[2], a[3], y[2], y[3]);
+  }
+}
+
 // By one warp: out[16,64] += weights[16,keys] rows[keys,64], with the weights rounded to T.
 template <typename T, int kKeys>
 __device__ void mix(float (&out)[kDim / 8][4], const float (&weights)[kKeys / 8][4], Heads rows, int num_keys) {
@@ -76,13 +88,7 @@ __device__ void mix(float (&out)[kDim / 8][4], const float (&weights)[kKeys / 8]
     const auto &low = weights[2 * j], &high = weights[2 * j + 1];
     const uint32_t a[4] = {eet::pack2<T>(low[0], low[1]), eet::pack2<T>(low[2], low[3]),
                            eet::pack2<T>(high[0], high[1]), eet::pack2<T>(high[2], high[3])};
-#pragma unroll
-    for (int n = 0; n < kDim / 16; ++n) {
-      uint32_t y[4];
-      eet::load_matrices_transposed(y, rows.at(16 * j + lane() % 16, 2 * n + lane() / 16));
-      eet::mma<T>(out[2 * n], a[0], a[1], a[2], a[3], y[0], y[1]);
-      eet::mma<T>(out[2 * n + 1], a[0], a[1], a[2], a[3], y[2], y[3]);
-    }
+    add_product<T>(out, a, rows, 16 * j);
   }
 }
 
@@ -95,13 +101,7 @@ __device__ void mix_transposed(float (&out)[kDim / 8][4], Tile<kKeys> weights, i
     if (16 * i >= num_queries) break;
     uint32_t a[4];
     eet::load_matrices_transposed(a, weights.at(16 * i + lane() % 8 + lane() / 16 * 8, first / 8 + lane() / 8 % 2));
-#pragma unroll
-    for (int n = 0; n < kDim / 16; ++n) {
-      uint32_t y[4];
-      eet::load_matrices_transposed(y, rows.at(16 * i + lane() % 16, 2 * n + lane() / 16));
-      eet::mma<T>(out[2 * n], a[0], a[1], a[2], a[3], y[0], y[1]);
-      eet::mma<T>(out[2 * n + 1], a[0], a[1], a[2], a[3], y[2], y[3]);
-    }
+    add_product<T>(out, a, rows, 16 * i);
   }
 }
 
