@@ -20,6 +20,19 @@ def replayed(call: Callable[[], Result]) -> Result:
     return result
 
 
+def captured(work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """`work`, warmed up beside the stream, as a graph that was not replayed yet, and what its replays write."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = work()
+    return graph, result
+
+
 def launches_of(call: Callable[[], object]) -> list[str]:
     """The names of what runs on the GPU for the second `call`: kernels, copies and fills."""
     call()

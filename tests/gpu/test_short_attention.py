@@ -19,7 +19,7 @@ from eet_lab.ops.types import Spec, autograd
 from eet_lab.ops.varlen import attend_packed, with_cu_seqlens
 from eet_lab.technique import Recipe
 from eet_lab.training import Example, Trainer
-from gpu.launches import launches_of
+from gpu.launches import captured, launches_of
 from gpu.test_train_attention import HALVES, on_gpu
 
 pytestmark = pytest.mark.gpu
@@ -122,14 +122,7 @@ def test_a_captured_pass_serves_other_rows_of_which_the_last_are_empty():
         out = attend_heads(qkv, with_cu_seqlens(read), spec, empty=autograd)
         return out.detach(), torch.autograd.grad(out, qkv, up)[0]
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = work()
+    graph, kept = captured(work)
     for lengths in (first, (1, 128, 64, 7, 0, 0), (50, 50, 50, 50, 0, 0), (40, 30, 30, 30, 30, 40)):
         read.count.copy_(torch.tensor(lengths))
         graph.replay()

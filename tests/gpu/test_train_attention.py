@@ -24,7 +24,7 @@ from eet_lab.ops.varlen import attend_packed, with_cu_seqlens
 from eet_lab.parts.staging import Staging, sent
 from eet_lab.technique import Recipe
 from eet_lab.training import Example, Trainer
-from gpu.launches import launches_of
+from gpu.launches import captured, launches_of
 
 pytestmark = pytest.mark.gpu
 
@@ -127,14 +127,7 @@ def test_a_captured_pass_serves_other_rows_of_which_the_last_are_empty():
         out = attend_packed(*qkv.split((4, 2, 2), 1), ends, ends, spec, empty=autograd)
         return out.detach(), torch.autograd.grad(out, qkv, up)[0]
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = work()
+    graph, kept = captured(work)
     for lengths in (first, (1, 128, 64, 7, 0, 0), (50, 50, 50, 50, 0, 0), (40, 30, 30, 30, 30, 40)):
         count.copy_(torch.tensor(lengths))
         graph.replay()
