@@ -18,6 +18,7 @@ import torch
 
 from eet_lab.bench import run_memory, train_compare, training
 from eet_lab.bench.cost import train_flops
+from eet_lab.bench.gradients import Exact, by_checkpoint_names, checkpoint_names, largest
 from eet_lab.bench.rows import append, markdown, read
 from eet_lab.bench.timing import LeftOut
 from eet_lab.bench.train_compare import compare_training, ladder_training
@@ -26,7 +27,9 @@ from eet_lab.bench.workloads import TrainBatch, parse
 from eet_lab.commands.bench_tables import train_table
 from eet_lab.errors import Cancelled, ModelError, OutOfMemory, PromptError, RecipeError
 from eet_lab.figures import plot
+from eet_lab.models import load
 from eet_lab.models.config import PRESETS
+from eet_lab.models.weights import state_of
 from eet_lab.technique import Recipe
 from eet_lab.training import Rows, Trainer
 from eet_lab.training.step import Work
@@ -80,7 +83,9 @@ def test_what_a_side_holds_is_taken_once_its_graphs_are_there(monkeypatch):
     monkeypatch.setattr(Trainer, "_step", lambda *given: taken.append(1) or step(*given))
     monkeypatch.setattr(training, "allocated", lambda device: len(taken))
     batch = training.Batch.of(TrainBatch.parse("train:any/b2/s8"), model)
-    assert training._ours(batch, Recipe.parse("pre_padding")).held_bytes >= 2, "the first step is not captured"
+    exact = Exact(batch.network, batch.examples)
+    held = training._ours(batch, exact, Recipe.parse("pre_padding")).held_bytes
+    assert held >= 2, "the first step is not captured"
 
 
 def test_peers_without_a_gpu_are_left_out(monkeypatch):
@@ -136,19 +141,54 @@ def test_another_gradient_is_told(monkeypatch):
     to_hf = training._to_hf_in_training
     monkeypatch.setattr(training, "_to_hf_in_training", wrong)
     rows, _ = train_all(families.ours("gpt2"), "train:any/b2/s8", (), "hf-sdpa", repeats=1)
-    assert rows[0].equality.startswith("loss or gradient off by")
+    assert "off by" in rows[0].equality and "the budget is" in rows[0].equality
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.fixture(scope="module")
+def exact() -> tuple[Exact, dict]:
+    """What is right for a batch of GPT-2, and its gradient."""
+    batch = training.Batch.of(TrainBatch.parse("train:any/b2/s8"), families.ours("gpt2"))
+    found = Exact(batch.network, batch.examples)
+    return found, by_checkpoint_names(trainer := Trainer(batch.network), trainer.gradients(batch.examples)[1])
+
+
+def test_another_gradient_of_the_same_norm_is_told(exact):
+    right, grads = exact
+    assert right.off(right.loss, grads).verdict(right.budget) == "passed"
+    turned = grads | {"transformer.h.0.mlp.c_fc.weight": -grads["transformer.h.0.mlp.c_fc.weight"]}
+    off = right.off(right.loss, turned)
+    assert off.loss == 0 and off.verdict(right.budget).startswith("gradient off by 0.")
+    assert right.off(right.loss * 1.01, grads).verdict(right.budget).startswith("loss off by 0.01")
+    lacking = {name: grad for name, grad in grads.items() if name != "transformer.wte.weight"}
+    assert 0.1 < right.off(right.loss, lacking).gradient <= 1
+    assert right.off(right.loss, {}).gradient == 1
+
+
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_what_is_not_finite_passes_nowhere(place, wrong):
-    numbers = [2.0, 4.0]
-    exact = training.Checked(*numbers)
-    assert exact.error(exact) == 0 and training.Checked(2.0, 6.0).error(exact) == 0.5
-    numbers[place] = wrong
-    off = training.Checked(*numbers).error(exact)
-    assert off == math.inf and training.verdict(off, 0.1) != "passed" != training.verdict(off, off)
-    assert training.largest([]) == 0 and training.largest([0.5, wrong]) == math.inf
+def test_what_is_not_finite_passes_nowhere(wrong, exact):
+    right, grads = exact
+    name, grad = next(iter(grads.items()))
+    broken = grads | {name: grad.index_fill(0, torch.tensor([0]), wrong)}
+    for off in (right.off(wrong, grads), right.off(right.loss, broken)):
+        assert math.inf in off and off.verdict(right.budget) != "passed" != off.verdict(off)
+    assert largest([]) == 0 and largest([0.5, wrong]) == math.inf
+
+
+def test_in_16_bits_the_budget_is_what_plain_pytorch_loses():
+    model = load(families.theirs("gpt2"), dtype="bfloat16", device="cpu")
+    batch = training.Batch.of(TrainBatch.parse("train:any/b2/s8"), model)
+    right = Exact(batch.network, batch.examples)
+    off = right.off_of(Trainer(batch.network), batch.examples)
+    assert right.budget.gradient == pytest.approx(2 * off.gradient, rel=0.05) and off.gradient > 1e-3
+    assert right.budget.loss >= 2**-8 and off.verdict(right.budget) == "passed"
+
+
+def test_parameters_that_a_version_calls_otherwise_are_found_by_their_numbers():
+    state = state_of(families.ours("gpt2").network)
+    named = {f"other.{name}" if ".mlp." in name else name: tensor.clone() for name, tensor in state.items()}
+    model = SimpleNamespace(named_parameters=named.items)
+    found = checkpoint_names(model, state)
+    assert found == {name: name.removeprefix("other.") for name in named} and set(found.values()) == state.keys()
 
 
 def test_what_cannot_be_trained_is_told():

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from eet_lab.models.decoder import mapped
-from eet_lab.models.weights import state_of
+from eet_lab.bench.gradients import by_checkpoint_names
 from eet_lab.parts import Parts, losses
 from eet_lab.technique import Recipe
 from eet_lab.training import IGNORED, Example, Trainer, TrainSettings
@@ -32,19 +31,12 @@ def language() -> list[Example]:
     return [Example(row, half if number == 4 else None) for number, row in enumerate(rows) if len(row) > 1]
 
 
-def by_names(trainer: Trainer, grads: dict) -> dict:
-    """Gradients under the names of a checkpoint."""
-    of = {id(parameter): grads[path] for path, parameter in trainer.parameters.items()}
-    tree = mapped(trainer.model, lambda tensor: of.get(id(tensor), torch.zeros_like(tensor)))
-    return state_of(tree)
-
-
 def assert_same_gradients(trainer: Trainer, model, loss, found) -> None:
     value, grads = found
     model.zero_grad()
     loss.backward()
     assert value == pytest.approx(loss.item(), rel=2e-5)
-    ours, compared = by_names(trainer, grads), 0
+    ours, compared = by_checkpoint_names(trainer, grads), 0
     for name, parameter in model.named_parameters():
         if parameter.grad is None and name.endswith(("predictions.bias", "lm_head.bias")):
             continue  # one tensor by its meaning, of which transformers keeps two and reads one

@@ -11,11 +11,11 @@ import torch
 
 from eet_lab.bench import timing
 from eet_lab.bench.compare import PlannedRung, rungs_down, rungs_up
+from eet_lab.bench.gradients import largest
 from eet_lab.bench.measured import Environment, environment
 from eet_lab.bench.paired import Change
 from eet_lab.bench.run_memory import with_peak
 from eet_lab.bench.timing import Rounds, Series, Tally, check_budget, check_repeats
-from eet_lab.bench.training import largest
 from eet_lab.errors import Cancelled, RecipeError
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_any_device

@@ -6,10 +6,9 @@ ones, with nothing clipped. Rows of several lengths are ragged; transformers pad
 
 from __future__ import annotations
 
-import math
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from eet_lab.bench import timing
 from eet_lab.bench.cost import arithmetic, train_flops
+from eet_lab.bench.gradients import Exact, Off, checkpoint_names
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.peers import check_same, hf_kind, no_bar, right_padded
 from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
@@ -31,10 +31,8 @@ from eet_lab.bench.workloads import TrainBatch
 from eet_lab.errors import ModelError, PromptError
 from eet_lab.models import Model
 from eet_lab.models.config import EncoderConfig, Seq2SeqConfig, VisionConfig
-from eet_lab.models.decoder import mapped
 from eet_lab.models.on_device import on_any_device
 from eet_lab.models.weights import random_decoder, state_of
-from eet_lab.ops.cases import error_budget
 from eet_lab.ops.oom import memory_for
 from eet_lab.parts import Parts
 from eet_lab.progress import Cancel, Progress
@@ -42,7 +40,7 @@ from eet_lab.scheduling.traffic import FIRST_TOKEN
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike
 from eet_lab.training import IGNORED, Example, Trainer
-from eet_lab.words import counted, plain
+from eet_lab.words import counted
 
 
 class Batch(NamedTuple):
@@ -126,8 +124,8 @@ def train_all(
     """Train with each recipe and peer in turn, `repeats` runs of some steps each, after a run that warms up.
 
     Decoders learn each next token, encoders classes, and encoder-decoders answers; a shape with random weights gets a
-    head for classes. The loss and the norm of the gradient are held against those of plain PyTorch in fp32. Returns
-    rows and remarks.
+    head for classes. The loss and the gradient are held against those of plain PyTorch in fp32. Returns rows and
+    remarks.
     Errors: RecipeError, PromptError, ModelError, TrainingError, OutOfMemory, Cancelled.
     """
     check_repeats(repeats)
@@ -137,18 +135,18 @@ def train_all(
     network, config, examples = batch.network, batch.network.config, batch.examples
     chosen, remarks = distinct(recipes, model.device, config.in_training) if OURS in providers else ([], [])
     timing.forget_compiled()
-    exact, budget = budget_of(network, examples)
-    make: dict[str, Callable[[], Sized]] = {str(recipe): partial(_ours, batch, recipe) for recipe in chosen}
+    exact = Exact(network, examples)
+    make: dict[str, Callable[[], Sized]] = {str(recipe): partial(_ours, batch, exact, recipe) for recipe in chosen}
     ours = list(make)
     for name in (each for each in providers if each != OURS):
-        make[name] = partial(train_with_hf, network, name, examples, workload.dropout)
+        make[name] = partial(train_with_hf, network, name, examples, workload.dropout, exact)
     tally = Tally(len(make) * (2 + repeats), progress)
     made, absent = timing.ready(make, ours, tally, cancel)
     remarks += [*absent, *(each.remark for each in made.values() if each.remark)]
     series = [Series(name, partial(_run, each, model.device)) for name, each in made.items()]
     timing.warm_up(series, tally, cancel)
     timing.in_turn(series, Rounds(repeats), tally, cancel)
-    verdicts = [verdict(each.checked.error(exact), budget) for each in made.values()]
+    verdicts = [each.off.verdict(exact.budget) for each in made.values()]
     return [_row(workload, model, *each, batch) for each in zip(series, verdicts, strict=True)], remarks
 
 
@@ -167,31 +165,15 @@ def _row(workload: TrainBatch, model: Model, series: Series[TimedSteps], verdict
     )
 
 
-def checked_of(trainer: Trainer, examples: Sequence[Example]) -> Checked:
-    loss, grads = trainer.gradients(examples)
-    return Checked(loss, norm_of(grads.values()))
-
-
-def budget_of(network: Any, examples: Sequence[Example]) -> tuple[Checked, float]:
-    """What plain PyTorch tells in fp32, and how far others may be: twice as far as it is in the model's own dtype."""
-    exact = checked_of(Trainer(mapped(network, lambda t: t.float())), examples)
-    low = exact if network.dtype == torch.float32 else checked_of(Trainer(network), examples)
-    return exact, error_budget(low.error(exact), 1.0, torch.float32, 1024)  # errors are relative
-
-
-def verdict(off: float, most: float) -> str:
-    return "passed" if off <= most < math.inf else f"loss or gradient off by {plain(off)}, the budget is {plain(most)}"
-
-
 @memory_for("what a recipe trains")
-def _ours(batch: Batch, recipe: Recipe) -> Sized:
-    checked = checked_of(Trainer(batch.network, recipe.parts), batch.examples)
+def _ours(batch: Batch, exact: Exact, recipe: Recipe) -> Sized:
+    off = exact.off_of(Trainer(batch.network, recipe.parts), batch.examples)
     before = allocated(batch.network.device.type)
     trainer = batch.trainer(recipe.parts)
     for _ in range(CAPTURED_BY):  # which make all that stays
         trainer.step(batch.examples)
     held = allocated(batch.network.device.type) - before
-    return Sized(lambda num: [*trainer.steps(repeat(batch.examples, num))], checked, held)
+    return Sized(lambda num: [*trainer.steps(repeat(batch.examples, num))], off, held)
 
 
 def _run(made: Sized, device: str) -> TimedSteps:
@@ -234,39 +216,17 @@ GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes that replay CUDA graphs."""
 
 
-class Checked(NamedTuple):
-    """The loss of the batch and the norm of its gradient, before any update."""
-
-    loss: float
-    grad_norm: float
-
-    def error(self, exact: Checked) -> float:
-        """The larger of both relative errors; infinite where one of the numbers is not finite."""
-        return largest(abs(mine / theirs - 1) for mine, theirs in zip(self, exact, strict=True))
-
-
 class Sized(NamedTuple):
-    """One who trains, once made: so many of its steps, what it told of the first batch, and the bytes that it holds."""
+    """One who trains, once made: so many of its steps, how far its first one was off, and the bytes that it holds."""
 
     steps: Callable[[int], Any]
-    checked: Checked
+    off: Off
     held_bytes: int
     remark: str = ""
 
 
-def largest(errors: Iterable[float]) -> float:
-    """The largest error, 0 of none; infinite where one is not a number, which `max` may pass over."""
-    found = list(errors)
-    return max(found, default=0.0) if all(map(math.isfinite, found)) else math.inf
-
-
-def norm_of(grads: Any) -> float:
-    """The norm of all gradients."""
-    return float(torch.stack([grad.float().norm() for grad in grads]).norm())
-
-
 @memory_for("what transformers trains")
-def train_with_hf(network: Any, name: str, examples: Sequence[Example], dropout: float) -> Sized:
+def train_with_hf(network: Any, name: str, examples: Sequence[Example], dropout: float, exact: Exact) -> Sized:
     """transformers' model with the same weights in fp32, which autocast multiplies in the model's own dtype.
 
     Compiled are its forward and its backward pass, for this batch's shape alone.
@@ -278,6 +238,7 @@ def train_with_hf(network: Any, name: str, examples: Sequence[Example], dropout:
         raise LeftOut(why)
     before = allocated(device.type)
     model = _to_hf_in_training(network, dropout, attn_implementation=how.attention)
+    names = checkpoint_names(model, state_of(network))
     batch = _padded(examples, network.config, device)
     patched = _with_liger(model) if how.liger else nullcontext
     half = network.dtype != torch.float32
@@ -301,14 +262,16 @@ def train_with_hf(network: Any, name: str, examples: Sequence[Example], dropout:
     model.train(not dropout)
     found = loss(model if dropout else run)
     found.backward()
-    checked = Checked(float(found.detach()), norm_of(p.grad for p in model.parameters() if p.grad is not None))
-    del found
+    own = ((name, parameter.grad) for name, parameter in model.named_parameters())
+    grads = {names[name]: grad for name, grad in own if grad is not None and name in names}
+    off = exact.off(float(found.detach()), grads)
+    del found, grads
     optimizer.zero_grad(set_to_none=True)
     model.train()
     for _ in range(CAPTURED_BY):
         step()
     held, remark = allocated(device.type) - before, _in_parts(name) if how.mode else ""
-    return Sized(lambda num: [step() for _ in range(num)], checked, held, remark)
+    return Sized(lambda num: [step() for _ in range(num)], off, held, remark)
 
 
 def _compiled(model: Any, mode: str) -> Any:
