@@ -29,10 +29,11 @@ import torch.distributed as dist
 
 from eet_lab.bench import timing
 from eet_lab.bench.cost import arithmetic
+from eet_lab.bench.gradients import Exact, by_checkpoint_names
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.rows import OURS, Row, append, digits, percent, taken
 from eet_lab.bench.run_memory import kept_for_graphs
-from eet_lab.bench.training import STEPS, Batch, Checked, budget_of, checked_of, verdict
+from eet_lab.bench.training import STEPS, Batch
 from eet_lab.bench.workloads import TrainBatch
 from eet_lab.devices import default_device
 from eet_lab.models import load
@@ -51,7 +52,8 @@ class Found(NamedTuple):
     recipe: str
     step_ms: list[float]
     peak_bytes: int | None
-    checked: Checked
+    loss: float
+    grads: dict[str, torch.Tensor]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with TemporaryDirectory() as folder:
             path = Path(folder) / "found.pt"
             launch(measure, num_ranks, whole, args.recipe, args.device, args.dtype, args.repeats, path)
-            found = [Found(*each[:3], Checked(*each[3])) for each in torch.load(path)]
+            found = [Found(*each) for each in torch.load(path)]
         rows += rows_of(found, whole, num_ranks, args)
         print(f"{num_ranks} of {', '.join(map(str, args.ranks))} ranks", file=sys.stderr, flush=True)
     print("\n".join(table(rows, args.ranks)))
@@ -106,11 +108,17 @@ def measure(workload: TrainBatch, recipes: Sequence[str], device: str, dtype: st
     batch, found = batch_of(workload, device, dtype), []
     for words in recipes:
         recipe = Recipe.parse(words, device, batch.network.config.in_training)
-        checked = checked_of(Trainer(batch.network, recipe.parts), batch.examples)
+        loss, grads = told(Trainer(batch.network, recipe.parts), batch)
         step_ms, peak = timed(batch.trainer(recipe.parts), batch, device, repeats)
-        found.append((str(recipe), step_ms, peak, tuple(checked)))
+        found.append((str(recipe), step_ms, peak, loss, grads))
     if not dist.is_initialized() or dist.get_rank() == 0:
         torch.save(found, path)
+
+
+def told(trainer: Trainer, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
+    """The loss and the gradient of all ranks, on the CPU."""
+    loss, grads = trainer.gradients(batch.examples)
+    return loss, {name: grad.cpu() for name, grad in by_checkpoint_names(trainer, grads).items()}
 
 
 def timed(trainer: Trainer, batch: Batch, device: str, repeats: int) -> tuple[list[float], int | None]:
@@ -131,14 +139,14 @@ def timed(trainer: Trainer, batch: Batch, device: str, repeats: int) -> tuple[li
 def rows_of(found: list[Found], whole: TrainBatch, num_ranks: int, args: argparse.Namespace) -> list[Row]:
     """A row for each recipe. Peak bytes are those of the first rank, its model among them."""
     batch = batch_of(whole, args.device, args.dtype)
-    exact, budget = budget_of(batch.network, batch.examples)
+    exact = Exact(batch.network, batch.examples)
     rows = []
     for each in found:
         spread = Spread.of(each.step_ms)
         row = taken(
             args.device, workload=f"{args.workload}/ranks{num_ranks}", provider=OURS, recipe=each.recipe,
             dtype=args.dtype, total_ms=spread, peak_bytes=each.peak_bytes,
-            equality=verdict(each.checked.error(exact), budget), tok_s=batch.num_tokens / spread.p50 * 1e3,
+            equality=exact.off(each.loss, each.grads).verdict(exact.budget), tok_s=batch.num_tokens / spread.p50 * 1e3,
             **arithmetic(batch.num_flops / num_ranks, spread.p50, args.device, batch.network.dtype),
         )  # fmt: skip
         rows.append(row)
