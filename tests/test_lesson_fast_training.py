@@ -98,7 +98,8 @@ def test_recorded_steps_stand_workload_by_workload_under_short_names(model: Mode
     assert workloads == sorted(workloads) and len(set(workloads)) < len(workloads)
     own = [(workload, who) for workload, who in rows if who.startswith("EET Lab")]
     # What was taken before a technique was there lacks it, and says so.
-    assert {who for _, who in own} == {"EET Lab: all", "EET Lab: all - attention of short rows"}
+    whose = {"EET Lab: all", "EET Lab: all - attention of short rows", "EET Lab: baseline"}
+    assert {who for _, who in own} == whose
     assert {workload for workload, _ in own} == set(workloads) and ("train:vit-b-32/b128", "EET Lab: all") in own
 
 
