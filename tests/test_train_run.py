@@ -88,6 +88,25 @@ def test_what_a_run_cannot_be_is_told():
         train(families.ours("gpt2"), rows(0), **HOW)
 
 
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_no_step_is_made_behind_the_end_of_the_schedule(schedule, tmp_path):
+    network = families.ours("gpt2").network
+    ends = Trainer(network, lr_schedule=schedule, max_steps=2)
+    steps = ends.steps(rows(0).batch(n, 3) for n in range(4))
+    assert [next(steps).number for _ in range(2)] == [0, 1]
+    before = {name: weight.detach().clone() for name, weight in ends.parameters.items()}
+    says = rf"Step 2 \(the first is 0\) is behind the end of lr_schedule='{schedule}'.*max_steps=2 .* larger max_steps"
+    for go_on in (lambda: next(steps), lambda: ends.step(rows(0).batch(2, 3))):
+        with pytest.raises(TrainingError, match=says):
+            go_on()
+    assert ends.num_steps == 2 and all(torch.equal(before[name], weight) for name, weight in ends.parameters.items())
+    longer = Trainer(network, lr_schedule=schedule, max_steps=3)
+    longer.resume(ends.save(tmp_path).parent)
+    assert longer.step(rows(0).batch(2, 3)).lr > 0
+    steady = Trainer(network, max_steps=1)
+    assert [steady.step(rows(0).batch(n, 3)).lr for n in range(2)] == [1e-3, 1e-3]
+
+
 @pytest.mark.parametrize("how", [compare_training, ladder_training])
 def test_what_cannot_say_what_a_step_reads_is_told_before_any_work(how, monkeypatch):
     monkeypatch.setattr("eet_lab.bench.train_compare.Trainer", lambda *_, **__: pytest.fail("a trainer was made"))

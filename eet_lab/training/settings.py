@@ -22,13 +22,13 @@ class TrainSettings:
     """Optimizer, schedule and noise. Names are those of PyTorch's optimizers and of transformers' TrainingArguments.
 
     `optimizer` is "adamw", which reads `betas` and `eps`, or "sgd", which reads `momentum` and `nesterov`.
-    The learning rate rises to `lr` over `warmup_steps`, and then follows `lr_schedule` to 0 at `max_steps` ("constant"
-    stays). Weights decay by `weight_decay`, but for biases and norms. Gradients whose norm is above `max_grad_norm` are
-    scaled down to it (None: never). `batch_tokens` is the most tokens of one pass, pads among them: larger batches take
-    several passes, whose gradients add up to those of one; a longer text is read alone. `dropout` is the share of
-    hidden states that is dropped, `attention_dropout` that of attention's weights; the head reads its hidden states
-    without dropout. Where weights are in float16, the loss scale begins at `init_scale`, doubles after
-    `growth_interval` steps in a row without an overflow, and halves at each overflow.
+    The learning rate rises to `lr` over `warmup_steps`, and then follows `lr_schedule` to 0 at `max_steps`, where a
+    trainer ends ("constant" stays, and goes on). Weights decay by `weight_decay`, but for biases and norms. Gradients
+    whose norm is above `max_grad_norm` are scaled down to it (None: never). `batch_tokens` is the most tokens of one
+    pass, pads among them: larger batches take several passes, whose gradients add up to those of one; a longer text is
+    read alone. `dropout` is the share of hidden states that is dropped, `attention_dropout` that of attention's
+    weights; the head reads its hidden states without dropout. Where weights are in float16, the loss scale begins at
+    `init_scale`, doubles after `growth_interval` steps in a row without an overflow, and halves at each overflow.
     Errors: TrainingError.
     """
 
@@ -73,7 +73,13 @@ class TrainSettings:
         check_whole(TrainingError, "seed", self.seed, 0, MOST_SEED)
 
     def lr_at(self, step: int) -> float:
-        """The learning rate of a step; steps count from 0."""
+        """The learning rate of a step; steps count from 0. TrainingError for one at which the schedule has ended."""
+        if self.max_steps is not None and self.lr_schedule != "constant" and step >= self.max_steps:
+            raise TrainingError(
+                f"Step {step:,} (the first is 0) is behind the end of lr_schedule={self.lr_schedule!r}, whose learning "
+                f"rate is 0 from max_steps={self.max_steps:,} on. To go on, save, and resume in a trainer with a "
+                "larger max_steps."
+            )
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
         if self.max_steps is None:
