@@ -249,6 +249,12 @@ def test_bench_fails_where_nothing_could_be_timed(folder, monkeypatch, capsys):
         (["bench", "accuracy:demo/b1/p3/n3", "--repeats", "3"], "--repeats is 3, but accuracy is not timed"),
         (["bench", "demo/b1/p0/n2"], "prompt tokens of a workload: 0, but it must be at least 1"),
         (["bench", "demo/b1/p2/n2", "--recipe", ""], "--recipe is '', which names no technique. Write baseline"),
+        (["compare", "--recipe", ""], "--recipe is '', which names no technique. Write baseline"),
+        (["compare", "--baseline", " , "], "--baseline is ' , ', which names no technique. Write baseline"),
+        (["generate", "a", "--recipe", ""], "--recipe is '', which names no technique. Write baseline"),
+        (["train", "tiny", "--recipe", ""], "--recipe is '', which names no technique. Write baseline"),
+        (["serve", "--recipe", ""], "--recipe is '', which names no technique. Write baseline"),
+        (["simulate", "--model", "demo", "--recipe", ""], "--recipe is '', which names no technique. Write baseline"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr(words, says, capsys):

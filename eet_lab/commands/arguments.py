@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eet_lab.errors import PromptError, SetupError
+from eet_lab.errors import PromptError, RecipeError, SetupError
 from eet_lab.files import regular_content
 from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.words import visible
@@ -53,6 +53,12 @@ def read_key(path: Path) -> str:
     if not key.isprintable() or not key:
         raise SetupError(f"{visible(str(path))} must hold an API key and nothing else, on one line.")
     return key
+
+
+def check_named(option: str, words: str | None) -> None:
+    """RecipeError for a recipe of no word, such as of a variable that the shell does not know; None was not given."""
+    if words is not None and not words.strip(" ,"):
+        raise RecipeError(f"{option} is {words!r}, which names no technique. Write baseline to run without any.")
 
 
 def tell_unfit(model: Model, recipe: str) -> None:

@@ -7,7 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from eet_lab.commands.arguments import add_generation, add_model, add_recipe, load_model, settings, tell_unfit
+from eet_lab.commands.arguments import (
+    add_generation,
+    add_model,
+    add_recipe,
+    check_named,
+    load_model,
+    settings,
+    tell_unfit,
+)
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import check_writable, followed
 from eet_lab.errors import EETError, RecipeError, ResultError
@@ -20,6 +28,7 @@ the table that the notebook shows.
   eet-lab compare                                            the recipe 'all' on the demo model
   eet-lab compare --recipe pre_padding,mask_removal --prompt "Return" --prompt "If the file does not exist"
   eet-lab compare --baseline pre_padding --recipe pre_padding,mask_removal      one toggle alone
+  eet-lab compare --recipe baseline                          the baseline beside itself: the noise of this machine
   eet-lab compare --ladder                                   each technique's own milliseconds and MiB
   eet-lab compare --model path/to/checkpoint --save result.json --html result.html
   eet-lab compare --trace trace.json                         the timeline of a decode step, for ui.perfetto.dev
@@ -118,6 +127,8 @@ def measured(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     check_repeats(args.repeats)
     if args.ladder and args.baseline is not None:
         raise RecipeError("--ladder always starts from the plain baseline: leave out --ladder or --baseline.")
+    check_named("--recipe", args.recipe)
+    check_named("--baseline", args.baseline)
     model, baseline = load_model(args, args.model), args.baseline or ""
     recipe = "all" if args.recipe is None else args.recipe
     model.decoder  # noqa: B018  ModelError for a model without one
