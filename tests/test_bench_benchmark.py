@@ -26,6 +26,7 @@ from eet_lab.errors import Cancelled, OutOfMemory, PromptError
 from eet_lab.models import load
 from eet_lab.models.decoder import mapped, num_bytes, tensors
 from eet_lab.ops import reference
+from eet_lab.ops.oom import memory_for
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe, Technique
 
@@ -223,6 +224,24 @@ def test_reading_what_the_baseline_says_tells_how_far_it_is(tiny):
     assert "reading what the baseline says, step 6 of 43" in said, "a row that is padded has its steps later"
     assert said[-1].endswith("at higher precision")
     assert len(said) <= 12
+
+
+def no_weights(*given, **options):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB.")
+
+
+@pytest.mark.parametrize("fails", ["eet_lab.bench.peers.to_hf", "eet_lab.bench.peers.HuggingFace.prepare"])
+def test_runs_of_who_is_left_out_are_not_counted(tiny, monkeypatch, fails):
+    """The last unit begins with one that is left."""
+    monkeypatch.setattr(fails, memory_for("a buffer of transformers")(no_weights))
+    told, named = [], ["eet_lab", "hf-eager", "hf-sdpa"]
+
+    def progress(done, total, message):
+        told.append((total - done, message))
+
+    rows, remarks = benchmark(tiny, "tiny/b2/p4/n2", "baseline", named, repeats=3, progress=progress)
+    assert len(rows) == 1 and sum("hf-" in remark for remark in remarks) == 2
+    assert told[-1] == (1, "timing baseline, 3 of 3")
 
 
 def test_the_pass_at_higher_precision_can_be_stopped(tiny):

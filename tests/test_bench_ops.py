@@ -91,6 +91,24 @@ def test_repeats_that_cannot_be_are_told_before_any_work():
         benchmark_op(workload(TEXTS[0]), device="cpu", repeats=-3, progress=lambda *told: pytest.fail(f"began: {told}"))
 
 
+def test_regions_of_who_is_left_out_are_not_counted(monkeypatch):
+    def fails_but_once(self, name, *given, made=op_benchmark.PreparedOp.__init__):
+        names.append(name)
+        if names[1:]:
+            raise ValueError("cannot")
+        made(self, name, *given)
+
+    names, told = [], []
+    monkeypatch.setattr(op_benchmark.PreparedOp, "__init__", fails_but_once)
+
+    def progress(done, total, message):
+        told.append((total - done, message))
+
+    rows, remarks = benchmark_op(workload(TEXTS[7]), device="cpu", repeats=3, progress=progress)
+    assert len(rows) == 1 and any("cannot" in remark for remark in remarks)
+    assert told[-1] == (1, f"timing {names[0]}, 3 of 3")
+
+
 def test_what_was_faster_than_memory_is_remarked_upon(monkeypatch):
     monkeypatch.setattr(op_benchmark, "streaming_gb_per_s", lambda device: 1e-3)
     rows, remarks = benchmark_op(workload(TEXTS[0]), device="cpu", repeats=1)

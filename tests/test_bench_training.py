@@ -95,6 +95,20 @@ def test_peers_without_a_gpu_are_left_out(monkeypatch):
     assert "Liger needs an NVIDIA GPU" in remarks[0] and "reduce-overhead needs an NVIDIA GPU" in remarks[1]
 
 
+def test_steps_of_who_is_left_out_are_not_counted():
+    told = []
+
+    def progress(done, total, message):
+        told.append((total - done, message))
+
+    named = ("eet_lab", "hf-liger", "hf-reduce-overhead")
+    rows, remarks = train_all(
+        families.ours("llama"), "train:any/b2/s8", "baseline", named, repeats=3, progress=progress
+    )
+    assert len(rows) == 1 and len(remarks) == 2
+    assert told[-1] == (1, "timing baseline, 3 of 3")
+
+
 def test_a_model_that_is_compiled_in_parts_is_told(monkeypatch):
     counters = {"stats": {"unique_graphs": 3}, "graph_break": {"a reason\n  and more": 2}}
     monkeypatch.setattr("torch._dynamo.utils.counters", counters)

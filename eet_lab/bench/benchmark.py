@@ -111,12 +111,13 @@ def _timed(
         subjects = [Subject(model, recipe, rows, settings, source, cancel) for recipe in recipes]
         ours = [RecipeProvider(each, recipe, model, rows) for each, recipe in zip(subjects, recipes, strict=True)]
         made, absent = peers.make(others, model.decoder, rows, settings)
+        tally.add(-len(absent) * (1 + repeats))
         providers: list[Provider] = [*ours, *(PeerProvider(peer, model, rows) for peer in made)]
         try:
             makers: dict[str, Callable[[], Provider]] = {
                 each.name: partial(each.prepare, check, tally.building) for each in providers
             }
-            ready, failed = timing.ready(makers, [each.name for each in ours], tally, cancel)
+            ready, failed = timing.ready(makers, [each.name for each in ours], repeats, tally, cancel)
             series: list[Series[Any]] = [Series(name, each.time) for name, each in ready.items()]
             timing.in_turn(series, Rounds(repeats), tally, cancel)
             shared = {"workload": str(workload), "dtype": model.dtype}

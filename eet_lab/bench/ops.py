@@ -135,7 +135,7 @@ def benchmark_op(
         timing.forget_compiled()
         tally = Tally(2 + len(names) * (1 + repeats), progress)
         with memory_for(f"a buffer of {workload}", remedy="Give smaller sizes, or half precision."):
-            entries, remarks = _prepared(workload, names, num_copies, where, kind, tally, cancel)
+            entries, remarks = _prepared(workload, names, num_copies, where, kind, repeats, tally, cancel)
             series = [Series(entry.name, entry.time) for entry in entries]
             timing.in_turn(series, Rounds(repeats), tally, cancel)
             shared = {"workload": str(workload), "dtype": str(kind).removeprefix("torch.")}
@@ -191,6 +191,7 @@ def _prepared(
     num_copies: int,
     device: str,
     dtype: torch.dtype,
+    repeats: int,
     tally: Tally,
     cancel: Cancel | None,
 ) -> tuple[list[PreparedOp], list[str]]:
@@ -203,7 +204,7 @@ def _prepared(
     judge = Judge(workload, device, dtype)
     tally.finish()
     makers = {name: partial(PreparedOp, name, workload, copies, judge, device, tally.building) for name in names}
-    made, remarks = timing.ready(makers, (OURS,), tally, cancel)
+    made, remarks = timing.ready(makers, (OURS,), repeats, tally, cancel)
     return [*made.values()], remarks
 
 

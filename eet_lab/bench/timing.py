@@ -254,9 +254,12 @@ no_liger = partial(missing, "Liger", "liger-kernel", ("liger_kernel", "triton"))
 
 
 def ready(
-    makers: Mapping[str, Callable[[], Item]], ours: Collection[str], tally: Tally, cancel: Cancel | None
+    makers: Mapping[str, Callable[[], Item]], ours: Collection[str], runs: int, tally: Tally, cancel: Cancel | None
 ) -> tuple[dict[str, Item], list[str]]:
-    """What the makers make, by name, and why the others are left out. Those in `ours` raise; others may fail."""
+    """What the makers make, by name, and why the others are left out. Those in `ours` raise; others may fail.
+
+    `tally` counts `runs` units of each that come later; those of who is left out do not come.
+    """
     made, remarks = dict[str, Item](), list[str]()
     for name, make in makers.items():
         raise_if_cancelled(cancel, "The benchmark")
@@ -271,6 +274,8 @@ def ready(
             remarks.append(f"{name} failed: {type(error).__name__}: {first_line(error)}")
             forget_compiled()
         tally.finish()
+        if name not in made:
+            tally.add(-runs)
     return made, remarks
 
 

@@ -141,7 +141,7 @@ def train_all(
     for name in (each for each in providers if each != OURS):
         make[name] = partial(train_with_hf, network, name, examples, workload.dropout, exact)
     tally = Tally(len(make) * (2 + repeats), progress)
-    made, absent = timing.ready(make, ours, tally, cancel)
+    made, absent = timing.ready(make, ours, 1 + repeats, tally, cancel)
     remarks += [*absent, *(each.remark for each in made.values() if each.remark)]
     series = [Series(name, partial(_run, each, model.device)) for name, each in made.items()]
     timing.warm_up(series, tally, cancel)
