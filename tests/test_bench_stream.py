@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -54,3 +57,19 @@ def test_its_line_can_be_read_again(tiny):
 def test_a_prompt_beyond_the_model_is_refused_before_any_work(tiny):
     with pytest.raises(PromptError):
         run_stream(tiny, Stream("tiny", 2, 1, 100_000, 4), "baseline")
+
+
+def test_the_program_says_in_one_line_that_there_is_no_gpu():
+    command, hidden = [sys.executable, "-m", "eet_lab.bench.streams"], {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=os.environ | hidden, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("eet-lab: torch sees no NVIDIA GPU here") and done.stderr.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_written_is_told_in_one_line(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(streams, "allocator_here", streams.recorded_allocator)
+    assert streams.main([str(tmp_path / "no" / "where.json")]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and "No such file or directory" in told.err and told.err.count("\n") == 1
+    assert streams.main([str(tmp_path / "here.json")]) == 0
+    assert decode(streams.AllocatorTrace, json.loads((tmp_path / "here.json").read_text()))

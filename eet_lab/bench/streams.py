@@ -183,7 +183,9 @@ def _serve_one(lifetimes: Sequence[Lifetime]) -> int:
 def allocator_here() -> AllocatorTrace:
     """Measured now, each setting in a process of its own; EETError without a GPU."""
     if not torch.cuda.is_available():
-        raise EETError("torch sees no NVIDIA GPU here, and its caching allocator serves GPUs only.")
+        raise EETError(
+            "torch sees no NVIDIA GPU here, and its caching allocator serves GPUs only. See `eet-lab doctor`."
+        )
     found = {setting: _in_its_own_process(value) for setting, value in SETTINGS.items()}
     by_stream = {name: {setting: found[setting][name] for setting in SETTINGS} for name in streams()}
     about = versions("cuda")
@@ -205,17 +207,22 @@ def recorded_allocator() -> AllocatorTrace:
     return decode(AllocatorTrace, parse(RECORDED.read_bytes()))
 
 
-def main(words: Sequence[str]) -> None:
-    """What the module does when it is run."""
+def main(words: Sequence[str]) -> int:
+    """What the module does when it is run. 0: done; 2: it cannot, which is told in one line, as by `eet-lab`."""
     if words == ["--here"]:
         print(json.dumps({name: asdict(serve(workload)) for name, workload in streams().items()}))
-        return
-    text = json.dumps(asdict(allocator_here()), indent=1)
-    if words:
-        Path(words[0]).write_text(text + "\n", encoding="utf-8")
-    else:
-        print(text)
+        return 0
+    try:
+        text = json.dumps(asdict(allocator_here()), indent=1)
+        if words:
+            Path(words[0]).write_text(text + "\n", encoding="utf-8")
+        else:
+            print(text)
+    except (EETError, OSError) as error:
+        print(f"eet-lab: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))
