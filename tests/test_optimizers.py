@@ -216,6 +216,23 @@ def test_settings_that_cannot_be(settings, says):
         FlatAdamW(groups(), **settings)
 
 
+@pytest.mark.parametrize("kind", [AdamW, FlatAdamW, SGD, FlatSGD])
+def test_tensors_that_no_step_would_change_are_refused(kind):
+    """Beside weights that learn they stay as they are, as with PyTorch's optimizers."""
+    counts, learns = torch.ones(3, dtype=torch.int64), torch.ones(2).requires_grad_()
+    with pytest.raises(TrainingError, match=r"No tensor of 2 .*; the first has torch.int64 \[3\]. Give weights"):
+        kind([{"params": [counts]}, {"params": [torch.ones(4)]}])
+    learns.grad = torch.ones(2)
+    kind([counts, learns], lr=0.5).step()
+    assert torch.equal(counts, torch.ones(3, dtype=torch.int64)) and (learns < 1).all()
+
+
+def test_a_frozen_weight_is_named_where_its_name_is_known():
+    module = torch.nn.Linear(3, 2).requires_grad_(False)
+    with pytest.raises(TrainingError, match=r"; weight has torch.float32 \[2, 3\]"):
+        FlatAdamW(module.named_parameters())
+
+
 def test_weights_that_would_no_longer_be_updated():
     module = torch.nn.Conv2d(3, 4, 3)
     module.bias.requires_grad_(False)

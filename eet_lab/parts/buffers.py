@@ -123,6 +123,13 @@ class Buffered(torch.optim.Optimizer):
     def __init__(self, params: Iterable[Any], settings: dict[str, Any], master: str, seed: int) -> None:
         check_choice(TrainingError, "master", master, MASTERS)
         super().__init__(params, settings)
+        if (found := [*self._params()]) and not any(param.requires_grad for param in found):
+            names = [name for group in self.param_groups for name in group.get("param_names", ())] or ["the first"]
+            raise TrainingError(
+                f"No tensor of {len(found)} requires a gradient, so no step would change any; {names[0]} "
+                f"has {found[0].dtype} {list(found[0].shape)}. Give weights of floating point, and call "
+                "requires_grad_() on them before the optimizer is made."
+            )
         self.master, self.seed = master, seed
         self.buffers = [
             Buffer.of(together, group, self.moments(group), master == "float32")
