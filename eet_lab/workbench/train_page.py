@@ -83,15 +83,16 @@ class TrainPage(ActionPage):
         self._asked, on_gpu = asked, model.device == "cuda"
         self._where = "" if on_gpu else theme.badge("on a CPU: its times say nothing of a GPU’s", "warn")
         of_text, text = asked.reads_rows(model), {"continuous_update": False, "layout": WIDE}
-        data = W.Text(asked.data, placeholder=asked.told(model), **text)
+        data = W.Text(asked.data, placeholder="none", **text)
         data.disabled = isinstance(model.config, VisionConfig)
-        kind = "Text or JSONL" if asked.reads_text(model) else "JSONL with labels"
+        kind = "text or JSONL" if asked.reads_text(model) else "JSONL with labels"
+        help = "" if data.disabled else f" A file: {kind}; a tenth is held out."
         folder = W.Text(asked.folder, placeholder="none", **text)
         warmup, row_tokens = (W.IntText(each, layout=WIDE) for each in (asked.warmup_steps, asked.row_tokens))
         row_tokens.disabled = not of_text
         most = f"At most the model’s context, {model.config.context:,}." if of_text else "Examples are read whole."
         fields = {
-            "data": ("data, a file", data, f"{kind}; a tenth is held out."),
+            "data": ("data, a file", data, f"None: {asked.told(model)}.{help}"),
             "folder": ("checkpoint, a folder", folder, "Written at most ten times a run, and at Stop."),
             "lr": ("learning rate", W.FloatText(asked.lr, layout=WIDE), "How far AdamW moves the weights."),
             "warmup_steps": ("warm-up, steps", warmup, "The learning rate rises from 0."),
