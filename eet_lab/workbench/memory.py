@@ -9,6 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from eet_lab.bench.run_memory import PASSES, RunMemory
+from eet_lab.figures import theme
 from eet_lab.figures.plans import HEAD, footprints, lines, packing
 from eet_lab.memory import Plan
 from eet_lab.memory.replays import Placed, side_by_side
@@ -18,7 +19,10 @@ from eet_lab.workbench.threads import Answer, Background
 AS_IT_RAN, AS_AN_ARENA = "as it ran", "as an arena would"
 """The run's own plan, and what one would be where it had none."""
 SIDE_BY_SIDE = "What each planner would hold for the tensors of this pass. Pick one of them to see where it puts them."
-TITLE_PX = 36
+TITLE_UP_PX = 5
+"""How much closer to the edge its title stands than that of another figure: the stage is low."""
+TITLE_AND_GAP_PX = 26
+"""The plot begins so far below the edge, where the title has one line."""
 LEGEND_BESIDE = {"x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top", "font": {"size": 10}, "tracegroupgap": 0}
 ALL = "all, side by side"
 
@@ -86,10 +90,12 @@ class MemoryTab:
         """Where the planner that was picked puts the tensors, or what each would hold."""
         if self._chosen() == ALL:
             return footprints(self._named()).update_layout(height=height)
-        fig = packing(self._plan()).update_layout(height=height, margin={"t": TITLE_PX, "b": 40})
+        fig = packing(self._plan())
+        top = TITLE_AND_GAP_PX + theme.TITLE_LINE_PX * fig.layout.title.text.count("<br>")
+        fig.update_layout(height=height, margin={"t": top, "b": 40}, title_pad_t=fig.layout.title.pad.t - TITLE_UP_PX)
         fig.layout.legend = LEGEND_BESIDE
         if "maxheight" in fig.layout.legend:  # else it is as high as the plot, and has a scrollbar
-            fig.layout.legend.maxheight = height - TITLE_PX
+            fig.layout.legend.maxheight = height - top
         fig.update_yaxes(nticks=4).update_yaxes(nticks=2, title="", row=2, col=1)
         return fig.update_xaxes(title_standoff=4)
 

@@ -14,6 +14,7 @@ from eet_lab.bench.run_memory import KVUse, RunMemory, TorchCalls, TorchCounter
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.figures.outputs import PLOTLY
+from eet_lab.figures.theme import TITLE_LINE_PX
 from eet_lab.memory import PLANNERS, DriverCalls, Lifetime
 from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench, jobs
@@ -46,6 +47,9 @@ def test_after_a_run_the_tab_draws_its_plan_and_asks_the_other_planners(bench: W
     )
     do(bench, ask.tab("arena"))
     own = titles(bench)[0]
+    [layout] = [each["data"][PLOTLY]["layout"] for each in bench.controller.page.figure.outputs]
+    foot = layout["title"]["pad"]["t"] + TITLE_LINE_PX * own.count("<br>")
+    assert "<br>" in own and foot + 10 <= layout["margin"]["t"] <= foot + 16, "the title stands clear of the plot"
     do(bench, ask.pick("planner", "no_reuse"))
     assert titles(bench)[0] != own and "lower bound" in own
     do(bench, ask.pick("pass", "decode"))
