@@ -62,6 +62,7 @@ def test_all_runs_are_on_one_clock_with_their_queues() -> None:
     runs = padded_and_not(texts())
     fig = batches(runs, span_ms=(100.0, 400.0))
     assert {axis.range for axis in fig.select_xaxes()} == {(100.0, 400.0)}
+    assert fig.layout.annotations[-1].text == "waiting requests"
     lines = {trace.name: trace for trace in fig.data if trace.type == "scatter"}
     for name, served in runs.items():
         line = lines[f"queue: {name}"]
@@ -96,7 +97,8 @@ def test_a_sweep_is_a_simulation_for_each_load() -> None:
         [point.times["e2e_ms"]["p99"] for point in found["No batching"]], rel=1e-3
     )
     assert list(solid["No batching"].marker.symbol) == ["circle", "circle-open"]
-    assert fig.layout.yaxis.type == "log"
+    assert fig.layout.yaxis.type == "log" and fig.layout.yaxis.title.text == "end-to-end latency, ms, log scale"
+    assert fig.layout.xaxis.title.text == "arrival rate (requests/s)"
 
 
 def test_what_was_measured_stands_beside_what_was_simulated() -> None:

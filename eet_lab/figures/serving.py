@@ -68,7 +68,7 @@ def batches(
     num = len(runs) + queue
     fig = theme.grid(
         num, 1, title, 90 + 175 * len(runs) + 130 * queue, shared_xaxes=True, vertical_spacing=0.24 / num,
-        row_heights=[1.0] * len(runs) + [0.7] * queue, subplot_titles=[*names, *["requests that wait"] * queue],
+        row_heights=[1.0] * len(runs) + [0.7] * queue, subplot_titles=[*names, *["waiting requests"] * queue],
     )  # fmt: skip
     highest = max(float(np.sum(parts(each.passes, height), axis=0).max()) for each in runs.values())
     for row, (name, served) in enumerate(runs.items(), 1):
@@ -183,8 +183,8 @@ def latency_against_load(simulated: Points, title: str = "", measured: Points = 
     times = [point.times["e2e_ms"] for of in (simulated, placed) for each in of.values() for point in each]
     found = [each[level] for each in times for level in ("p50", "p99")] or [1.0]
     low, high = 0.8 * min(found), 1.3 * max(found)
-    fig.update_yaxes(theme.axis(low, high, "end to end, ms", log=theme.is_far(found)))
-    return fig.update_xaxes(title="requests that come a second", rangemode="tozero", tickformat=theme.DIGITS)
+    fig.update_yaxes(theme.axis(low, high, "end-to-end latency, ms", log=theme.is_far(found)))
+    return fig.update_xaxes(title="arrival rate (requests/s)", rangemode="tozero", tickformat=theme.DIGITS)
 
 
 def _points(
@@ -198,8 +198,8 @@ def _points(
         "name": name, "legendgroup": name, "showlegend": bool(points) and level == "p99",
         "marker": {"size": size, "color": color, "symbol": symbols},
         "hovertemplate": theme.hover(
-            name, f"%{{x}} come a second: {level} %{{y}} ms",
-            "%{customdata[0]} a second served, busy %{customdata[1]} %",
+            name, f"%{{x}} requests/s arrive: {level} %{{y}} ms",
+            "%{customdata[0]} requests/s served, busy %{customdata[1]} %",
         ),
     }  # fmt: skip
 

@@ -76,7 +76,7 @@ function drawLane(lane, now, span, scale, colors, style) {
   pen.textAlign = "right";
   pen.fillText(clock(from + span), width - HEIGHT.right, height - 3);
   pen.textAlign = "center";
-  pen.fillText("above: " + scale.what + " of each pass; below: requests that wait", HEIGHT.left + W / 2, height - 3);
+  pen.fillText("above: " + scale.what + " per pass; below: waiting requests", HEIGHT.left + W / 2, height - 3);
 
   pen.save();
   pen.beginPath(); pen.rect(HEIGHT.left, 0, W, height - HEIGHT.axis); pen.clip();

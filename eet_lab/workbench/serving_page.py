@@ -83,10 +83,10 @@ class ServingPage(ActionPage):
         bursts = BURSTS if asked.cv in BURSTS.values() else {**BURSTS, f"cv {brief(asked.cv)}": asked.cv}
         rate, drawn = replace(asked, trace="").rate_on(table), {"layout": WIDE, "tooltip": DISTRIBUTIONS}
         fields = {
-            "rate": ("requests a second", W.FloatText(rate, layout=NARROW)),
-            "cv": ("they come", W.Dropdown(options=list(bursts.items()), value=asked.cv, layout=WIDE)),
-            "lengths": ("tokens of each", W.Text(asked.lengths or usual_lengths(table), **drawn)),
-            "new_tokens": ("tokens of an answer", W.Text(asked.new_tokens, **drawn)),
+            "rate": ("arrival rate (requests/s)", W.FloatText(rate, layout=NARROW)),
+            "cv": ("arrivals", W.Dropdown(options=list(bursts.items()), value=asked.cv, layout=WIDE)),
+            "lengths": ("input tokens per request", W.Text(asked.lengths or usual_lengths(table), **drawn)),
+            "new_tokens": ("output tokens per request", W.Text(asked.new_tokens, **drawn)),
             "requests": ("requests", W.BoundedIntText(asked.requests, min=1, max=MOST_REQUESTS, layout=NARROW)),
             "seed": ("seed", W.BoundedIntText(asked.seed, min=0, max=MOST_SEED, layout=NARROW)),
             "trace": ("or a trace, a file", W.Text(asked.trace, placeholder="none", layout=WIDE, tooltip=TRACE)),

@@ -56,6 +56,13 @@ def test_what_is_chosen_is_simulated_and_kept(view: ServingView) -> None:
     assert len(view.figures["loads"].data[0].x) == len(LOADS)
 
 
+def test_traffic_is_named_in_the_terms_of_serving(view: ServingView) -> None:
+    heads = {name: form.children[0].value for name, form in view.controller.page.form.items()}
+    named = {"rate": "arrival rate (requests/s)", "cv": "arrivals", "lengths": "input tokens per request"}
+    named["new_tokens"] = "output tokens per request"
+    assert all(f">{words}<" in heads[name] for name, words in named.items())
+
+
 def test_stop_can_be_pressed_while_there_is_something_to_stop(view: ServingView) -> None:
     page = view.controller.page
     assert page.buttons["stop"].disabled
