@@ -6,7 +6,7 @@ import math
 import textwrap
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
+from html import escape, unescape
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -106,6 +106,15 @@ def _title_lines(title: str) -> Iterator[str]:
             continue
         tries = (textwrap.wrap(line, width) for width in range(math.ceil(len(line) / num), TITLE_WIDTH))
         yield from next((lines for lines in tries if len(lines) == num), textwrap.wrap(line, TITLE_WIDTH))
+
+
+def title_apart(fig: go.Figure) -> tuple[str, Figure]:
+    """A figure's title as text, which takes the width that there is, and the figure without it."""
+    lines = fig.layout.title.text.split("<br>")
+    less = TITLE_LINE_PX * (len(lines) - 1)
+    bare = Figure(fig).update_layout(height=fig.layout.height - less, margin_t=fig.layout.margin.t - less)
+    bare.layout.title = None
+    return unescape(" ".join(lines)), bare
 
 
 def subplots(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from html import escape
+from itertools import chain
 from typing import ClassVar
 
 import ipywidgets as W
@@ -143,7 +144,7 @@ class ServingPage(ActionPage):
         self.tell("Done. The film plays in the page; what is below stays." if self.film.film else "Done.")
         compared = "".join(agreement_table(each.compared) for each in measured.values())
         self._table.value = results_table(runs) + compared
-        self._kept.show(*figures.values())
+        self._kept.show(*chain.from_iterable(map(theme.title_apart, figures.values())))
         self.set_busy(False)  # by now the film is there, or gone
 
 

@@ -14,6 +14,7 @@ from cost_tables import TOY_DECODER, TURBO_2060
 
 import eet_lab
 from eet_lab.errors import Cancelled, CostError, EETError, ScheduleError, TrafficError
+from eet_lab.figures.outputs import PLOTLY
 from eet_lab.figures.players import MOST_PASSES, ServingFilm, film_lane
 from eet_lab.scheduling.choices import usual_lengths
 from eet_lab.scheduling.policies import NaivePadding
@@ -49,10 +50,14 @@ def test_what_is_chosen_is_simulated_and_kept(view: ServingView) -> None:
     alone = simulate_traffic(traffic, NaivePadding(max_rows=TURBO_2060.most_rows), TURBO_2060)
     assert np.array_equal(view.results["Naive padding"].last_ms, alone.last_ms)
     assert "Naive padding" in view.controller.page._table.value and "TTFT" not in view.controller.page._table.value
-    [figure] = view.controller.page._kept.outputs
-    assert "longest queue" in str(figure) and len(view.controller.page.film.film["lanes"]) == 2
+    title, figure = view.controller.page._kept.outputs
+    assert "longest queue: 60 requests, lengths 5 to 100 tokens (uniform), cv 1" in title["data"]["text/plain"]
+    layout, whole = figure["data"][PLOTLY]["layout"], view.figures["batches"].layout
+    assert "title" not in layout and "<br>" in whole.title.text, "a text is as wide as the page"
+    assert whole.margin.t - layout["margin"]["t"] == whole.height - layout["height"] > 0
+    assert len(view.controller.page.film.film["lanes"]) == 2
     click(view, "loads")
-    assert list(view.figures) == ["batches", "loads"] and len(view.controller.page._kept.outputs) == 2
+    assert list(view.figures) == ["batches", "loads"] and len(view.controller.page._kept.outputs) == 4
     assert len(view.figures["loads"].data[0].x) == len(LOADS)
 
 
@@ -149,7 +154,7 @@ def test_a_wrong_field_is_told_and_what_was_shown_stays(view: ServingView, field
     assert "eet-error" in view.controller.page.error.value and said in view.controller.page.error.value
     assert "<b>many" not in view.controller.page.error.value
     assert "Naive padding" in view.controller.page._table.value
-    assert len(view.results) == 2 and len(view.controller.page._kept.outputs) == 1
+    assert len(view.results) == 2 and len(view.controller.page._kept.outputs) == 2
     assert not view.controller.page.buttons["simulate"].disabled
 
 
