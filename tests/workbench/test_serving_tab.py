@@ -218,10 +218,11 @@ def test_the_switch_moves_nothing_and_the_page_stands_where_the_bench_was(opened
     serving["bar"]["serving"] = True
     show(page, serving)
     page.evaluate("document.querySelector('.eet-page-grid').classList.add('eet-serves')")
-    assert page.locator(".eet-mode").get_attribute("aria-pressed") == "true"
+    back = page.get_by_role("button", name="← Bench", exact=True)
+    assert back.evaluate("(e) => getComputedStyle(e).backgroundColor") == "rgb(37, 99, 235)", "it is seen"
     assert page.locator(".eet-left-column").is_hidden() and page.locator(".eet-runs").is_hidden()
     box, bar = page.locator(".eet-serving-column").bounding_box(), page.locator(".eet-bar").bounding_box()
     assert box["y"] >= bar["y"] + bar["height"] and box["width"] == pytest.approx(bar["width"], abs=2)
     assert page.evaluate(RECTS, PLACES[:4]) == before[:4]
-    page.click("text=Serving")
+    back.click()
     assert sent(page)[-1]["on"] is False

@@ -73,8 +73,9 @@ function told(s, ui) {
 }
 
 function mode(s, ui) {
-  return button({ class: "eet-soft eet-mode", "aria-pressed": String(!!s.serving), onclick: () => ui.send("show_serving", { on: !s.serving }),
-    title: s.serving ? "Back to the bench" : "Simulate and measure how this model serves requests that arrive over time" }, "Serving");
+  return button({ class: `eet-soft eet-mode ${s.serving ? "eet-back" : ""}`, onclick: () => ui.send("show_serving", { on: !s.serving }),
+    title: s.serving ? "Back to techniques, runs and results" : "Simulate and measure how this model serves requests that arrive over time" },
+    s.serving ? "← Bench" : "Serving");
 }
 
 function larger(s, ui) {
