@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -178,3 +179,8 @@ def test_engines_and_techniques_do_not_know_each_other_even_for_a_type_checker()
     assert not acquaintances(
         "eet_lab.bench.compare", imports_of(ast.parse(hidden), "eet_lab.bench.compare", False, True)
     )
+
+
+def test_rounding_up_to_a_multiple_has_one_home() -> None:
+    again = re.compile(r"(-\(-|ceil\().+ //? ([\w.]+)\) \* \2\b")
+    assert [name for name, path in modules() if again.search(path.read_text())] == ["eet_lab.memory.lifetimes"]

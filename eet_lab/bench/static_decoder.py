@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eet_lab.memory.lifetimes import aligned
 from eet_lab.models.decoder import Decoder
 from eet_lab.ops.types import Norm
 
@@ -43,7 +44,7 @@ class StaticDecoder:
         self.num_pad = torch.zeros(B, 1, dtype=torch.long, device=model.device)
         self.ragged = min(lengths) < self.width
         self.receive(rows)
-        self.capacity = -(-(self.width + new_tokens) // ALIGNED_COLUMNS) * ALIGNED_COLUMNS
+        self.capacity = aligned(self.width + new_tokens, ALIGNED_COLUMNS)
         shape = (len(model.layers), 2, B, config.num_kv_heads, self.capacity, config.head_dim)
         self.cache = model.token_embedding.new_zeros(shape)
         self.token = torch.zeros(B, 1, dtype=torch.long, device=model.device)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from eet_lab.engine.settings import Settings
+from eet_lab.memory.lifetimes import aligned
 from eet_lab.ops.noise import noise_key
 from eet_lab.ops.types import Choice, Sampling, TokenBuffer
 from eet_lab.parts.batches import LOGGED
-from eet_lab.parts.staging import Staging, padded
+from eet_lab.parts.staging import ALIGNED_NUMBERS, Staging
 from eet_lab.scheduling import Row
 
 NO_REQUEST = -1
@@ -72,7 +73,8 @@ IDLE = Numbers(), Reals()
 
 def num_numbers_of_changes(num_slots: int) -> int:
     """The numbers that are sent where so many leave at once: a batch that ends needs no more."""
-    return sum(map(padded, (num_slots, len(Numbers._fields) * num_slots, num_slots)))
+    sizes = num_slots, len(Numbers._fields) * num_slots, num_slots
+    return sum(aligned(size, ALIGNED_NUMBERS) for size in sizes)
 
 
 class Arrival(NamedTuple):
@@ -112,7 +114,7 @@ class SlotTable:
     def fill(self, arrivals: Iterable[Arrival]) -> None:
         """All slots anew, in one copy: those of `arrivals`, all others idle. No pass is counted yet."""
         S, B = self._shape
-        slots = [IDLE] * padded(B)  # so that every row begins at an address that kernels take
+        slots = [IDLE] * aligned(B, ALIGNED_NUMBERS)  # so that every row begins at an address that kernels take
         tokens = np.zeros((S, B), np.int64)
         for slot, pad, known, its_numbers in arrivals:
             tokens[pad : pad + len(known), slot] = known

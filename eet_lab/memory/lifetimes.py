@@ -90,9 +90,9 @@ class Plan:
         return max(live_bytes(self.lifetimes), default=0)
 
 
-def aligned(num_bytes: int, alignment: int = ALIGNMENT) -> int:
-    """`num_bytes` rounded up to the alignment."""
-    return -(-num_bytes // alignment) * alignment
+def aligned(number: int, alignment: int = ALIGNMENT) -> int:
+    """A number, of bytes if nothing else is said, rounded up to a multiple of the alignment."""
+    return -(-number // alignment) * alignment
 
 
 def one_after_the_other(passes: Iterable[Sequence[Lifetime]]) -> tuple[Lifetime, ...]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from eet_lab.memory.lifetimes import aligned
 from eet_lab.naming import TEXT, Form
 from eet_lab.ops import reference
 from eet_lab.ops.types import KV, Batch, Extras, Keys, Linear, Norm, Spec, fresh
@@ -156,7 +157,7 @@ class AttentionShape(NamedShape):
         """What attention takes, and with a mask what masked_attention takes besides."""
         normal, batch = Normal(device, dtype, seed), self.batch(device)
         B, K, T = len(self.lengths), batch.max_kv, len(batch.rows)
-        num_columns = -(-K // self.page) * self.page if self.page else K + 3
+        num_columns = aligned(K, self.page) if self.page else K + 3
         keys, values = (normal(B, self.G, num_columns, self.D) for _ in range(2))
         kv: KV = (keys[:, :, :K], values[:, :, :K])
         if self.page:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eet_lab.memory.lifetimes import aligned
 from eet_lab.ops.types import Batch, Keys
 from eet_lab.parts.batches import pairs_of
 from eet_lab.parts.passes import Group, Pass
@@ -125,7 +126,7 @@ def blank(size: Size, is_typed: bool) -> Pass:
 def rounded_up(number: int, least: int, parts: int) -> int:
     """Up to a multiple of `least`, and of so many parts, a power of two, of the power of two below it."""
     step = max(least, (1 << (number - 1).bit_length() - 1) // parts if number > 1 else 1)
-    return -(-number // step) * step
+    return aligned(number, step)
 
 
 def _power(number: int, least: int) -> int:

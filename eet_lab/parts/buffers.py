@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.errors import TrainingError
+from eet_lab.memory.lifetimes import aligned
 from eet_lab.ops.noise import mix, noise_key
 from eet_lab.scheduling.whole import MOST, check_choice
 from eet_lab.words import counted, some, told
@@ -59,10 +60,9 @@ class Buffer:
     def of(cls, params: list[Tensor], group: dict[str, Any], moments: Sequence[str], has_master: bool) -> Buffer:
         """Move the data of these tensors, and their gradients, into one buffer each, of which they become views."""
         first, places, end = params[0], list[slice](), 0
-        aligned = ALIGNED_BYTES // first.element_size()
         for param in params:
             places.append(slice(end, end + param.numel()))
-            end += math.ceil(param.numel() / aligned) * aligned
+            end += aligned(param.numel(), ALIGNED_BYTES // first.element_size())
         weights = torch.zeros(end, dtype=first.dtype, device=first.device)
         grads, wide = torch.zeros_like(weights), torch.promote_types(first.dtype, torch.float32)
         own_grads = [grads[place].view(param.shape) for param, place in zip(params, places, strict=True)]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from eet_lab.collector import no_collection
+from eet_lab.memory.lifetimes import aligned
 
 Decode = Callable[[int], None]
 
@@ -56,7 +57,7 @@ class Graphs:
         return len(self._graphs)
 
     def __call__(self, max_kv: int) -> None:
-        max_kv = min(-(-max_kv // self._bucket) * self._bucket, self._longest)
+        max_kv = min(aligned(max_kv, self._bucket), self._longest)
         if not self._warm:  # libraries make their handles and workspaces at the first call, which can't be captured
             self._decode(max_kv)
             self._warm = True

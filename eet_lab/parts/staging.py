@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from eet_lab.memory.lifetimes import aligned
 from eet_lab.models.decoder import tensors
 
 Sent = TypeVar("Sent", bound=tuple)
@@ -20,11 +21,6 @@ PAGEABLE_BYTES = 65_536
 """What the driver takes in before a copy from memory that is not pinned returns; for more it waits for the device."""
 
 
-def padded(num_numbers: int) -> int:
-    """The room that so many take."""
-    return -(-num_numbers // ALIGNED_NUMBERS) * ALIGNED_NUMBERS
-
-
 class Staging:
     """A buffer of int64 on the device, which grows when more comes, and never shrinks; and tensors of other types."""
 
@@ -34,7 +30,7 @@ class Staging:
 
     def receive(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """The same tensors on the device, contiguous; they are overwritten by what comes next."""
-        sizes = [padded(part.numel()) for part in parts]
+        sizes = [aligned(part.numel(), ALIGNED_NUMBERS) for part in parts]
         pinned = self._data.is_cuda and sum(sizes) * self._data.itemsize > PAGEABLE_BYTES
         sent = torch.empty(sum(sizes), dtype=torch.long, pin_memory=pinned)
         room, ends = sent.numpy(), accumulate(sizes)  # numpy copies what is small in a tenth of PyTorch's time

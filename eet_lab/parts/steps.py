@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.devices import present
+from eet_lab.memory.lifetimes import aligned
 from eet_lab.ops.types import Batch
 from eet_lab.parts import launch
 from eet_lab.parts.passes import Batching, Group, Readable, Text
@@ -171,7 +172,7 @@ def _by_device(part: Any) -> Any:
     if isinstance(part, Batch):
         if part.spans is None or len({count for _, count in part.spans}) == 1:
             return part
-        longest = [_up(length, 4 * SMALL_BUCKET) for length in (part.max_q, part.max_kv)]
+        longest = [aligned(length, 4 * SMALL_BUCKET) for length in (part.max_q, part.max_kv)]
         return part._replace(keys=part.keys._replace(spans=None), max_q=longest[0], max_kv=longest[1], spans=None)
     return type(part)(*map(_by_device, part)) if hasattr(part, "_fields") else part
 
@@ -198,16 +199,16 @@ class Bucketed:
 
 def _filled(group: Group, bucket: int) -> Group:
     texts, num_asked = list(group.texts), group.num_asked
-    missing = _up(num_asked, bucket if num_asked > bucket else SMALL_BUCKET) - num_asked
+    missing = aligned(num_asked, bucket if num_asked > bucket else SMALL_BUCKET) - num_asked
     if missing:
         texts[-1] = texts[-1]._replace(asked=(*texts[-1].asked, *[0] * missing))
     ids, sources = (np.array(lengths) for lengths in ([len(t.ids) for t in texts], [len(t.source) for t in texts]))
     if np.ptp(ids) or np.ptp(sources):
-        of_ids = _shared(_up(ids.sum(), bucket) - ids.sum(), ids.max())
+        of_ids = _shared(aligned(ids.sum(), bucket) - ids.sum(), ids.max())
         # Each of them has a source, too: attention to nothing is no number.
-        wanted = sources.sum() + len(of_ids)
-        of_sources = _shared(_up(wanted, bucket) - sources.sum(), sources.max(), len(of_ids)) if sources.any() else []
-        num_pads = _up(len(texts) + max(len(of_ids), len(of_sources)), SMALL_BUCKET) - len(texts)
+        wanted = aligned(sources.sum() + len(of_ids), bucket)
+        of_sources = _shared(wanted - sources.sum(), sources.max(), len(of_ids)) if sources.any() else []
+        num_pads = aligned(len(texts) + max(len(of_ids), len(of_sources)), SMALL_BUCKET) - len(texts)
         sides = ([*side, *[0] * (num_pads - len(side))] for side in (of_ids, of_sources))
         texts += [Text([0] * num, source=[0] * of_source) for num, of_source in zip(*sides, strict=True)]
     return group._replace(texts=tuple(texts))
@@ -217,7 +218,3 @@ def _shared(total: int, most: int, least: int = 0) -> list[int]:
     """A number as a sum of `least` numbers or more, none above `most`."""
     count = max(-(-total // most), least)
     return [total // count + (i < total % count) for i in range(count)] if count else []
-
-
-def _up(number: int, multiple: int) -> int:
-    return -(-int(number) // multiple) * multiple
