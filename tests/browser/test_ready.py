@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 import pytest
 from warm_kernels import ROUNDS
@@ -114,6 +116,11 @@ def test_the_app_shows_no_code_and_compares(started: Any, page: Any) -> None:
     page.goto(started("--app"))
     page.locator(BENCH).first.wait_for(timeout=90_000)
     until_free(page, "Compare", 30)
+    [before] = kernels_of(page.url)
+    page.reload()
+    page.locator(BENCH).first.wait_for(timeout=90_000)
+    until_free(page, "Compare", 30)
+    assert before not in kernels_of(page.url), "a page that is left keeps no kernel, nor its model"
     assert page.locator(".jp-CodeCell .jp-InputArea").filter(has_text="eet_lab.Workbench").count() == 0
     with urllib.request.urlopen(page.url.split("?")[0], timeout=20) as answer:
         assert "/login?" in answer.url, "without the token"
@@ -146,6 +153,12 @@ def test_the_app_shows_no_code_and_compares(started: Any, page: Any) -> None:
     assert page.locator(".eet-headline").inner_text() == headline
     assert page.locator(".eet-figure .js-plotly-plot").first.is_visible()
     assert page.failures == []
+
+
+def kernels_of(url: str) -> set[str]:
+    """The kernels that the server of a page runs."""
+    with urllib.request.urlopen(urljoin(url, f"/api/kernels?{urlsplit(url).query}"), timeout=20) as answer:
+        return {kernel["id"] for kernel in json.load(answer)}
 
 
 def note_outside(page: Any, url: str) -> None:
