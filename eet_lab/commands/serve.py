@@ -83,10 +83,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _span(text: str) -> int | tuple[int, int]:
-    if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})?", text):
+    found = re.fullmatch(r"(-?[0-9]{1,18})(?:-([0-9]{1,18}))?", text)
+    if not found:
         raise argparse.ArgumentTypeError(f"{told(text)} is neither a number, such as 2, nor two, such as 1-4")
-    least, dash, most = text.partition("-")
-    return (int(least), int(most)) if dash else int(least)
+    least, most = found.groups()
+    return int(least) if most is None else (int(least), int(most))
 
 
 def _check(args: argparse.Namespace) -> None:

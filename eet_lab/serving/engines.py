@@ -65,7 +65,7 @@ class Engines:
         self._all.remove(engine)
         self._past = _together(self._past, engine.load()._replace(running=0, waiting=0, kv_usage=0.0))
         if self._alive() and (jobs := engine.give_up()):
-            LOG.warning("a replica is lost: %s without a token go to others", counted(len(jobs), "request"))
+            LOG.warning("a replica is lost; others are given %s without a token", counted(len(jobs), "request"))
             for job in jobs:
                 self._give(job, is_retried=True)
         engine.lose(ApiError(500, LOST, code="replica_lost"), receive)

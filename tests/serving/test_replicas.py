@@ -251,6 +251,9 @@ def test_words_become_arguments(planned, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main(["serve", "--replicas", "1-"])
     assert "'1-' is neither a number" in capsys.readouterr().err
+    assert main(["serve", "--device", "cpu", "--replicas", "-1"]) == 2
+    assert "replicas is -1, but it must be a whole number from 1" in capsys.readouterr().err
+    assert command._span("1000000") == 1_000_000, "how many are too many, the machine says"
 
 
 async def of_demo() -> Replica:
