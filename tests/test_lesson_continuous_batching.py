@@ -214,7 +214,7 @@ def test_a_split_is_judged_in_words() -> None:
         return verdict.message
 
     assert exercises.sharing.check(lambda *case: tuple(exercises.split(*case))).ok
-    assert "a list of 1 whole numbers" in told(lambda *case: [])
+    assert "a list of 1 whole number, one" in told(lambda *case: [])
     assert "below 0" in told(lambda d, missing, c, b: [-1] * len(missing))
     assert "the least of three numbers" in told(lambda d, missing, c, b: [1] * len(missing))
     assert "ZeroDivisionError" in told(lambda *case: 1 // 0)

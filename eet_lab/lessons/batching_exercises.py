@@ -16,6 +16,7 @@ from eet_lab.lessons.show import table
 from eet_lab.scheduling import Schedule, Scheduler
 from eet_lab.scheduling.dynamic_program import FIGURE_8, FIGURE_8_LENGTHS
 from eet_lab.scheduling.simulate import simulate
+from eet_lab.words import counted
 
 H200 = H200_GB_PER_S * 1e9, H200_TFLOPS * 1e12
 LAUNCHING = round(decode_step.H200.kernel_us, 1), decode_step.H200.launch_us
@@ -185,7 +186,7 @@ def _judge_split(answer: Split) -> tuple[str, tuple[Any, ...]]:
 def _counts(case: Case, value: Any) -> list[int]:
     counts = listed(value, len(case.missing), whole)
     if counts is None:
-        wanted = f"a list of {len(case.missing)} whole numbers, one for each prompt"
+        wanted = f"a list of {counted(len(case.missing), 'whole number')}, one for each prompt"
         raise Wrong(f"{_named(case)}: return {wanted}; you returned {named(value)}.")
     if counts and min(counts) < 0:
         raise Wrong(f"{_named(case)}: {named(value)} has a number below 0. Where nothing is left, a prompt reads 0.")

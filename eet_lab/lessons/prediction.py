@@ -46,6 +46,7 @@ class Prediction:
         self.unit = unit
         self._reveal = reveal
         self._waiting: list[Callable[[], None]] = []
+        self._is_asked_again = False
         self._thread: threading.Thread | None = None
         if choices is not None:
             self._guess = W.RadioButtons(options=list(choices), value=None, layout={"width": "max-content"})
@@ -55,7 +56,7 @@ class Prediction:
         self._button = W.Button(description="Reveal", button_style="primary", tooltip="Submit and see the answer")
         self._said = W.HTML()
         self._shown = FigureBox()
-        self._button.on_click(lambda _: self.answer(self._guess.value))
+        self._button.on_click(lambda _: self._submit())
         ask = W.HTML(f'<div class="eet-question">{escape(question)}</div>')
         look = W.HTML(f"<style>{style('Say', 'Prediction')}</style>")
         answer = W.HBox([self._guess, W.Label(_limits(number, unit)), self._button])
@@ -69,6 +70,19 @@ class Prediction:
         self.value = value
         self._thread = threading.Thread(target=self._show, name="eet-reveal", daemon=True)
         self._thread.start()
+
+    def _submit(self) -> None:
+        """Take what stands in the box. The first one counts, so a reader who has chosen nothing is asked once more."""
+        value, number = self._guess.value, isinstance(self._guess, W.BoundedFloatText)
+        if value is None:
+            self._say("Choose one first.", "eet-warn")
+        elif number and value == self._guess.min and not self._is_asked_again:
+            self._is_asked_again, stood = True, plain(value)
+            self._say(
+                f"{stood} stood there from the start: type your guess, or press Reveal again for {stood}.", "eet-warn"
+            )
+        else:
+            self.answer(value)
 
     def then(self, do: Callable[[], None]) -> None:
         """Call `do` once the prediction is made and what it revealed is shown, on the thread that showed it."""
@@ -90,7 +104,7 @@ class Prediction:
     def _show(self) -> None:
         """The only writer of these widgets once the reader has answered."""
         self._button.disabled = self._guess.disabled = True
-        self._said.value = f'<div class="eet-say">Your prediction: <b>{escape(str(self))}</b></div>'
+        self._say(f"Your prediction: <b>{escape(str(self))}</b>")
         try:
             shown = self._reveal(self.value) if callable(self._reveal) else self._reveal
         except Exception as error:  # noqa: BLE001  whatever the lesson's own code raises is shown to the reader
@@ -98,6 +112,9 @@ class Prediction:
         self._shown.show(shown)
         for do in self._waiting:
             do()
+
+    def _say(self, html: str, kind: str = "") -> None:
+        self._said.value = f'<div class="eet-say {kind}">{html}</div>'
 
     def _ipython_display_(self) -> None:
         display(self.box)
