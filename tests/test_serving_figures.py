@@ -16,11 +16,13 @@ from eet_lab.figures.serving import (
     batches,
     cost_of_one,
     cost_surface,
+    highest_loads,
     in_words,
     latency_against_load,
     parts,
     told_table,
 )
+from eet_lab.scheduling.agreement import Compared
 from eet_lab.scheduling.choices import by_title, fitting_policies, one_by_one_rate
 from eet_lab.scheduling.policies import ContinuousBatching, DynamicProgram, NaivePadding, NoBatching, TokenBudget
 from eet_lab.scheduling.served import Served
@@ -69,6 +71,16 @@ def test_all_runs_are_on_one_clock_with_their_queues() -> None:
         assert np.array_equal(line.y, served.queued(np.linspace(100, 400, len(line.x))))
     long = batches({"one": simulate_traffic(texts(MOST_BOXES + 100), NoBatching(), TURBO_2060)})
     assert len(long.data[0].x) <= MOST_BOXES + 1 and "time, " in long.layout.xaxis2.title.text
+
+
+def test_words_of_a_figure_stand_clear_of_each_other() -> None:
+    """A panel's name is above it, below the figure's title; what an axis counts would lie on the panel before it."""
+    fig = batches(padded_and_not(texts(20)), title="t")
+    title_foot, name_px = fig.layout.title.pad.t + 1.3 * fig.layout.title.font.size, 1.4 * 12
+    assert fig.layout.margin.t - name_px - title_foot > 4
+    panel = [Compared("Packed", "texts/s", 1.0, 2.0)]
+    fig = highest_loads({"short": panel, "long": panel})
+    assert (fig.layout.yaxis.title.text, fig.layout.yaxis2.title.text) == ("texts/s", None)
 
 
 def test_rows_are_as_high_as_requests() -> None:

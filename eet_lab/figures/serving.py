@@ -274,11 +274,13 @@ def simulated_beside_measured(compared: Sequence[Compared], title: str = "") -> 
 
 
 def highest_loads(panels: Mapping[str, Sequence[Compared]], title: str = "") -> go.Figure:
-    """A panel for each traffic, two bars for each policy, whose name a `Compared` has."""
+    """A panel for each traffic, two bars for each policy, whose name a `Compared` has. All are in one unit."""
     layout = {"barmode": "group", "bargap": 0.35, "legend": theme.LEGEND_BELOW, "margin": {"t": 76, "b": 90}}
     fig = theme.subplots(1, len(panels), title, height=400, layout=layout, subplot_titles=[*panels])
     for column, panel in enumerate(panels.values(), 1):
         _add_sides(fig, panel, column)
+        if column > 1:  # it would stand on the bars of the panel before
+            fig.update_yaxes(title=None, row=1, col=column)
     return theme.legend_once(fig)
 
 

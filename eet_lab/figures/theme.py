@@ -129,7 +129,7 @@ def subplots(
 def grid(rows: int, columns: int, title: str, height: int, **places: Any) -> Figure:
     """Such a grid for bars that lie where their bases say, with the legend below it."""
     layout = {"barmode": "overlay", "hovermode": "closest", "bargap": 0, "legend": LEGEND_BELOW}
-    margin = {"t": 40 if title else 30, "b": 80}
+    margin = {"t": 48 if title else 30, "b": 80}
     return subplots(rows, columns, title, height=height, layout=layout | {"margin": margin}, **places)
 
 
