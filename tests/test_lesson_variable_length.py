@@ -74,6 +74,9 @@ def test_the_policies_are_told_by_what_they_did() -> None:
     assert all(f"at request {fall}" in words or f"at {fall}" in words for fall in falls)
     assert f"{idle.calls.allocations} allocations and {idle.calls.frees} frees" in words
     assert "17 allocations and 16 frees, 4.228 MiB" in words
+    assert f", 8 in a row leave a chunk empty {len(falls)} times" in words, (
+        "not what stands before it, which never frees"
+    )
 
 
 def test_no_pool_hides_under_another() -> None:

@@ -144,8 +144,8 @@ def releases() -> Shown:
         theme.curves("Held by the chunks after each request", lines, "request", "MiB", height=300, shape="hvh"),
         "Immediate is the paper's rule: a chunk that a request leaves empty is freed at once, and the next long "
         f"request allocates it again: {told['immediate']}. Idle waits until {RELEASES['idle']} requests in a row have "
-        f"left it empty: {told['idle']}. Never: {told['never']}. In {len(stream())} requests of random "
-        f"length, that happens {counted(len(gone), 'time')} (idle's line falls at request "
+        f"left it empty: {told['idle']}. Never: {told['never']}. In {len(stream())} requests of random length, "
+        f"{RELEASES['idle']} in a row leave a chunk empty {counted(len(gone), 'time')} (idle's line falls at request "
         f"{' and at '.join(map(str, gone))}). So waiting saves nearly all calls, and gives back little: "
         f"{sized(saved)} on average. A policy is a guess about the future.",
     )

@@ -90,7 +90,9 @@ class Asked:
             return f"{counted(len(self.recorded), 'request')} of {self.recorded.name}"
         lengths, answers = self.drawn(table)
         told = f", answers {answers}" if table.kind == "decoder" else ""
-        return visible(f"{self.requests:,} requests, lengths {lengths}{told}, cv {brief(self.cv)}, seed {self.seed}")
+        return visible(
+            f"{counted(self.requests, 'request')}, lengths {lengths}{told}, cv {brief(self.cv)}, seed {self.seed}"
+        )
 
     def traffic(self, table: CostTable, times: float = 1.0) -> Traffic:
         """The requests, `times` as close together. TrafficError."""

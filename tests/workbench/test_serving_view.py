@@ -87,6 +87,7 @@ def test_a_file_of_lengths_is_read_once(tmp_path: Path) -> None:
     assert asked.traffic(TURBO_2060).lengths.tolist() == [7, 7, 7]
     path.unlink()
     assert "lengths day.txt" in asked.in_words(TURBO_2060)
+    assert Asked(("no_batching",), requests=1).in_words(TURBO_2060).startswith("1 request, lengths")
     assert asked.traffic(TURBO_2060, 2.0).lengths.tolist() == [7, 7, 7]
 
 
