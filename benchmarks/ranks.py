@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from eet_lab.bench import timing
 from eet_lab.bench.cost import arithmetic
-from eet_lab.bench.gradients import Exact, by_checkpoint_names
+from eet_lab.bench.gradients import Fp32Reference, by_checkpoint_names
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.rows import OURS, Row, append, digits, percent, taken
 from eet_lab.bench.run_memory import kept_for_graphs
@@ -108,14 +108,14 @@ def measure(workload: TrainBatch, recipes: Sequence[str], device: str, dtype: st
     batch, found = batch_of(workload, device, dtype), []
     for words in recipes:
         recipe = Recipe.parse(words, device, batch.network.config.in_training)
-        loss, grads = told(Trainer(batch.network, recipe.parts), batch)
+        loss, grads = gradients_of(Trainer(batch.network, recipe.parts), batch)
         step_ms, peak = timed(batch.trainer(recipe.parts), batch, device, repeats)
         found.append((str(recipe), step_ms, peak, loss, grads))
     if not dist.is_initialized() or dist.get_rank() == 0:
         torch.save(found, path)
 
 
-def told(trainer: Trainer, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
+def gradients_of(trainer: Trainer, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
     """The loss and the gradient of all ranks, on the CPU."""
     loss, grads = trainer.gradients(batch.examples)
     return loss, {name: grad.cpu() for name, grad in by_checkpoint_names(trainer, grads).items()}
@@ -139,14 +139,15 @@ def timed(trainer: Trainer, batch: Batch, device: str, repeats: int) -> tuple[li
 def rows_of(found: list[Found], whole: TrainBatch, num_ranks: int, args: argparse.Namespace) -> list[Row]:
     """A row for each recipe. Peak bytes are those of the first rank, its model among them."""
     batch = batch_of(whole, args.device, args.dtype)
-    exact = Exact(batch.network, batch.examples)
+    reference = Fp32Reference(batch.network, batch.examples)
     rows = []
     for each in found:
         spread = Spread.of(each.step_ms)
         row = taken(
             args.device, workload=f"{args.workload}/ranks{num_ranks}", provider=OURS, recipe=each.recipe,
             dtype=args.dtype, total_ms=spread, peak_bytes=each.peak_bytes,
-            equality=exact.off(each.loss, each.grads).verdict(exact.budget), tok_s=batch.num_tokens / spread.p50 * 1e3,
+            equality=reference.errors(each.loss, each.grads).verdict(reference.budget),
+            tok_s=batch.num_tokens / spread.p50 * 1e3,
             **arithmetic(batch.num_flops / num_ranks, spread.p50, args.device, batch.network.dtype),
         )  # fmt: skip
         rows.append(row)

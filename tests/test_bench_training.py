@@ -18,7 +18,7 @@ import torch
 
 from eet_lab.bench import run_memory, train_compare, training
 from eet_lab.bench.cost import train_flops
-from eet_lab.bench.gradients import Exact, by_checkpoint_names, checkpoint_names, largest
+from eet_lab.bench.gradients import Fp32Reference, by_checkpoint_names, checkpoint_names, largest
 from eet_lab.bench.rows import append, markdown, read
 from eet_lab.bench.timing import LeftOut
 from eet_lab.bench.train_compare import compare_training, ladder_training
@@ -83,7 +83,7 @@ def test_what_a_side_holds_is_taken_once_its_graphs_are_there(monkeypatch):
     monkeypatch.setattr(Trainer, "_step", lambda *given: taken.append(1) or step(*given))
     monkeypatch.setattr(training, "allocated", lambda device: len(taken))
     batch = training.Batch.of(TrainBatch.parse("train:any/b2/s8"), model)
-    exact = Exact(batch.network, batch.examples)
+    exact = Fp32Reference(batch.network, batch.examples)
     held = training._ours(batch, exact, Recipe.parse("pre_padding")).held_bytes
     assert held >= 2, "the first step is not captured"
 
@@ -159,23 +159,23 @@ def test_another_gradient_is_told(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def exact() -> tuple[Exact, dict]:
+def exact() -> tuple[Fp32Reference, dict]:
     """What is right for a batch of GPT-2, and its gradient."""
     batch = training.Batch.of(TrainBatch.parse("train:any/b2/s8"), families.ours("gpt2"))
-    found = Exact(batch.network, batch.examples)
+    found = Fp32Reference(batch.network, batch.examples)
     return found, by_checkpoint_names(trainer := Trainer(batch.network), trainer.gradients(batch.examples)[1])
 
 
 def test_another_gradient_of_the_same_norm_is_told(exact):
     right, grads = exact
-    assert right.off(right.loss, grads).verdict(right.budget) == "passed"
+    assert right.errors(right.loss, grads).verdict(right.budget) == "passed"
     turned = grads | {"transformer.h.0.mlp.c_fc.weight": -grads["transformer.h.0.mlp.c_fc.weight"]}
-    off = right.off(right.loss, turned)
+    off = right.errors(right.loss, turned)
     assert off.loss == 0 and off.verdict(right.budget).startswith("gradient off by 0.")
-    assert right.off(right.loss * 1.01, grads).verdict(right.budget).startswith("loss off by 0.01")
+    assert right.errors(right.loss * 1.01, grads).verdict(right.budget).startswith("loss off by 0.01")
     lacking = {name: grad for name, grad in grads.items() if name != "transformer.wte.weight"}
-    assert 0.1 < right.off(right.loss, lacking).gradient <= 1
-    assert right.off(right.loss, {}).gradient == 1
+    assert 0.1 < right.errors(right.loss, lacking).gradient <= 1
+    assert right.errors(right.loss, {}).gradient == 1
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
@@ -183,7 +183,7 @@ def test_what_is_not_finite_passes_nowhere(wrong, exact):
     right, grads = exact
     name, grad = next(iter(grads.items()))
     broken = grads | {name: grad.index_fill(0, torch.tensor([0]), wrong)}
-    for off in (right.off(wrong, grads), right.off(right.loss, broken)):
+    for off in (right.errors(wrong, grads), right.errors(right.loss, broken)):
         assert math.inf in off and off.verdict(right.budget) != "passed" != off.verdict(off)
     assert largest([]) == 0 and largest([0.5, wrong]) == math.inf
 
@@ -191,8 +191,8 @@ def test_what_is_not_finite_passes_nowhere(wrong, exact):
 def test_in_16_bits_the_budget_is_what_plain_pytorch_loses():
     model = load(families.theirs("gpt2"), dtype="bfloat16", device="cpu")
     batch = training.Batch.of(TrainBatch.parse("train:any/b2/s8"), model)
-    right = Exact(batch.network, batch.examples)
-    off = right.off_of(Trainer(batch.network), batch.examples)
+    right = Fp32Reference(batch.network, batch.examples)
+    off = right.errors_of(Trainer(batch.network), batch.examples)
     assert right.budget.gradient == pytest.approx(2 * off.gradient, rel=0.05) and off.gradient > 1e-3
     assert right.budget.loss >= 2**-8 and off.verdict(right.budget) == "passed"
 

@@ -121,8 +121,8 @@ def test_ranks_are_timed_and_held_against_one_process(monkeypatch, tmp_path, cap
     assert all(row.equality == "passed" and row.recipe == "baseline" for row in rows)
     share = rows[1].tok_s / rows[0].tok_s / 2
     assert f"{share:.0%}" in capsys.readouterr().out
-    right = ranks.told
-    monkeypatch.setattr(ranks, "told", lambda trainer, batch: (1.0, right(trainer, batch)[1]))
+    right = ranks.gradients_of
+    monkeypatch.setattr(ranks, "gradients_of", lambda trainer, batch: (1.0, right(trainer, batch)[1]))
     assert ranks.main([*words, "--ranks", "1"]) == 1
     with pytest.raises(SystemExit):
         ranks.main([*words, "--ranks", "0"])

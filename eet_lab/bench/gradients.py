@@ -19,20 +19,20 @@ Grads = Mapping[str, Tensor]
 """Gradients by the names of a checkpoint's weights."""
 
 
-class Off(NamedTuple):
-    """How far the loss is off, and how far the gradient is from the exact one, both relative.
+class RelativeErrors(NamedTuple):
+    """Errors of the loss, and of the gradient: the norm of the difference by the norm. Infinite if one is not finite.
 
-    The distance is over all numbers of the gradient: its norm alone hangs on few. Infinite if one is not finite.
+    The gradient's is over all of its numbers: the norm alone hangs on few, and a wrong gradient may share it.
     """
 
     loss: float
     gradient: float
 
-    def verdict(self, most: Off) -> str:
-        """ "passed" if neither is above what it may be."""
-        for name, off, budget in zip(self._fields, self, most, strict=True):
-            if not off <= budget < math.inf:
-                return f"{name} off by {plain(off)}, the budget is {plain(budget)}"
+    def verdict(self, budget: RelativeErrors) -> str:
+        """ "passed" if neither is above its budget."""
+        for name, error, most in zip(self._fields, self, budget, strict=True):
+            if not error <= most < math.inf:
+                return f"{name} off by {plain(error)}, the budget is {plain(most)}"
         return "passed"
 
 
@@ -42,38 +42,38 @@ def largest(errors: Iterable[float]) -> float:
     return max(found, default=0.0) if all(map(math.isfinite, found)) else math.inf
 
 
-class Exact:
-    """What plain PyTorch tells of a batch in fp32, and how far others may be off."""
+class Fp32Reference:
+    """The loss and the gradient of a batch by plain PyTorch in fp32, and the error budget of others.
+
+    Errors may be twice those of plain PyTorch in the model's own dtype. The loss is a mean of few numbers, so it may be
+    off by one rounding of that dtype, too. The gradient is kept on the CPU.
+    """
 
     def __init__(self, network: Any, examples: Sequence[Example]) -> None:
-        """Both may be twice as far off as plain PyTorch is in the model's own type, and the loss by one rounding of it,
-        since it is the mean of few numbers. The gradient is kept on the CPU.
-        """
-        wide = Trainer(mapped(network, lambda tensor: tensor.float()))
-        self.loss, grads = wide.gradients(examples)
-        self._grads = {name: grad.cpu() for name, grad in by_checkpoint_names(wide, grads).items()}
-        low, itself = Off(0.0, 0.0), network.dtype
-        if itself != torch.float32:
-            low = self.off_of(Trainer(network), examples)
-        rounding = 0.0 if itself == torch.float32 else torch.finfo(itself).eps / 2
-        loss, gradient = (error_budget(lost, 1.0, torch.float32, 1024) for lost in low)
-        self.budget = Off(max(loss, rounding), gradient)
+        trainer = Trainer(mapped(network, lambda tensor: tensor.float()))
+        self.loss, grads = trainer.gradients(examples)
+        self._grads = {name: grad.cpu() for name, grad in by_checkpoint_names(trainer, grads).items()}
+        lost, rounding = RelativeErrors(0.0, 0.0), 0.0
+        if network.dtype != torch.float32:
+            lost, rounding = self.errors_of(Trainer(network), examples), torch.finfo(network.dtype).eps / 2
+        loss, gradient = (error_budget(each, 1.0, torch.float32, 1024) for each in lost)
+        self.budget = RelativeErrors(max(loss, rounding), gradient)
 
-    def off_of(self, trainer: Trainer, examples: Sequence[Example]) -> Off:
-        """How far a trainer of ours is off."""
+    def errors_of(self, trainer: Trainer, examples: Sequence[Example]) -> RelativeErrors:
+        """The errors of a trainer of ours."""
         loss, grads = trainer.gradients(examples)
-        return self.off(loss, by_checkpoint_names(trainer, grads))
+        return self.errors(loss, by_checkpoint_names(trainer, grads))
 
-    def off(self, loss: float, grads: Grads) -> Off:
-        """How far a loss and a gradient are off. What is not there of the gradient counts as 0."""
-        apart, whole = 0.0, 0.0
+    def errors(self, loss: float, grads: Grads) -> RelativeErrors:
+        """The errors of a loss and a gradient. A part of the gradient that is missing counts as 0."""
+        difference, whole = 0.0, 0.0
         for name, exact in self._grads.items():
             given = grads.get(name)
             exact = exact.double() if given is None else exact.to(given.device, torch.float64)
             whole += float(exact.square().sum())
-            apart += float((exact if given is None else given - exact).square().sum())
-        errors = abs(loss / self.loss - 1), math.sqrt(apart / whole) if whole else math.nan
-        return Off(*(error if math.isfinite(error) else math.inf for error in errors))
+            difference += float((exact if given is None else given - exact).square().sum())
+        found = abs(loss / self.loss - 1), math.sqrt(difference / whole) if whole else math.nan
+        return RelativeErrors(*(largest([each]) for each in found))
 
 
 def by_checkpoint_names(trainer: Trainer, grads: Grads) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from eet_lab.bench import timing
 from eet_lab.bench.cost import arithmetic, train_flops
-from eet_lab.bench.gradients import Exact, Off, checkpoint_names
+from eet_lab.bench.gradients import Fp32Reference, RelativeErrors, checkpoint_names
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.peers import check_same, hf_kind, no_bar, right_padded
 from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
@@ -135,18 +135,18 @@ def train_all(
     network, config, examples = batch.network, batch.network.config, batch.examples
     chosen, remarks = distinct(recipes, model.device, config.in_training) if OURS in providers else ([], [])
     timing.forget_compiled()
-    exact = Exact(network, examples)
-    make: dict[str, Callable[[], Sized]] = {str(recipe): partial(_ours, batch, exact, recipe) for recipe in chosen}
+    reference = Fp32Reference(network, examples)
+    make: dict[str, Callable[[], Sized]] = {str(recipe): partial(_ours, batch, reference, recipe) for recipe in chosen}
     ours = list(make)
     for name in (each for each in providers if each != OURS):
-        make[name] = partial(train_with_hf, network, name, examples, workload.dropout, exact)
+        make[name] = partial(train_with_hf, network, name, examples, workload.dropout, reference)
     tally = Tally(len(make) * (2 + repeats), progress)
     made, absent = timing.ready(make, ours, 1 + repeats, tally, cancel)
     remarks += [*absent, *(each.remark for each in made.values() if each.remark)]
     series = [Series(name, partial(_run, each, model.device)) for name, each in made.items()]
     timing.warm_up(series, tally, cancel)
     timing.in_turn(series, Rounds(repeats), tally, cancel)
-    verdicts = [each.off.verdict(exact.budget) for each in made.values()]
+    verdicts = [each.errors.verdict(reference.budget) for each in made.values()]
     return [_row(workload, model, *each, batch) for each in zip(series, verdicts, strict=True)], remarks
 
 
@@ -166,14 +166,14 @@ def _row(workload: TrainBatch, model: Model, series: Series[TimedSteps], verdict
 
 
 @memory_for("what a recipe trains")
-def _ours(batch: Batch, exact: Exact, recipe: Recipe) -> Sized:
-    off = exact.off_of(Trainer(batch.network, recipe.parts), batch.examples)
+def _ours(batch: Batch, reference: Fp32Reference, recipe: Recipe) -> Sized:
+    errors = reference.errors_of(Trainer(batch.network, recipe.parts), batch.examples)
     before = allocated(batch.network.device.type)
     trainer = batch.trainer(recipe.parts)
     for _ in range(CAPTURED_BY):  # which make all that stays
         trainer.step(batch.examples)
     held = allocated(batch.network.device.type) - before
-    return Sized(lambda num: [*trainer.steps(repeat(batch.examples, num))], off, held)
+    return Sized(lambda num: [*trainer.steps(repeat(batch.examples, num))], errors, held)
 
 
 def _run(made: Sized, device: str) -> TimedSteps:
@@ -217,16 +217,18 @@ GRAPHS = ("reduce-overhead", "max-autotune")
 
 
 class Sized(NamedTuple):
-    """One who trains, once made: so many of its steps, how far its first one was off, and the bytes that it holds."""
+    """One who trains, once made: so many of its steps, the errors of its first one, and the bytes that it holds."""
 
     steps: Callable[[int], Any]
-    off: Off
+    errors: RelativeErrors
     held_bytes: int
     remark: str = ""
 
 
 @memory_for("what transformers trains")
-def train_with_hf(network: Any, name: str, examples: Sequence[Example], dropout: float, exact: Exact) -> Sized:
+def train_with_hf(
+    network: Any, name: str, examples: Sequence[Example], dropout: float, reference: Fp32Reference
+) -> Sized:
     """transformers' model with the same weights in fp32, which autocast multiplies in the model's own dtype.
 
     Compiled are its forward and its backward pass, for this batch's shape alone.
@@ -264,14 +266,14 @@ def train_with_hf(network: Any, name: str, examples: Sequence[Example], dropout:
     found.backward()
     own = ((name, parameter.grad) for name, parameter in model.named_parameters())
     grads = {names[name]: grad for name, grad in own if grad is not None and name in names}
-    off = exact.off(float(found.detach()), grads)
+    errors = reference.errors(float(found.detach()), grads)
     del found, grads
     optimizer.zero_grad(set_to_none=True)
     model.train()
     for _ in range(CAPTURED_BY):
         step()
     held, remark = allocated(device.type) - before, _in_parts(name) if how.mode else ""
-    return Sized(lambda num: [step() for _ in range(num)], off, held, remark)
+    return Sized(lambda num: [step() for _ in range(num)], errors, held, remark)
 
 
 def _compiled(model: Any, mode: str) -> Any:
