@@ -55,7 +55,7 @@ def read_key(path: Path) -> str:
     return key
 
 
-def check_named(option: str, words: str | None) -> None:
+def check_recipe(option: str, words: str | None) -> None:
     """RecipeError for a recipe of no word, such as of a variable that the shell does not know; None was not given."""
     if words is not None and not words.strip(" ,"):
         raise RecipeError(f"{option} is {words!r}, which names no technique. Write baseline to run without any.")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eet_lab.commands.arguments import add_model, check_named, load_model
+from eet_lab.commands.arguments import add_model, check_recipe, load_model
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import followed
 from eet_lab.errors import PromptError, RecipeError, ResultError, SetupError
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_recipes(recipes: Sequence[str], providers: Sequence[str]) -> None:
     """RecipeError for recipes that nobody would run."""
     for words in recipes:
-        check_named("--recipe", words)
+        check_recipe("--recipe", words)
     if recipes and not any(name.startswith("eet_lab") for name in providers):
         raise RecipeError(
             f"--recipe is {recipes[0]!r}, but none of the providers ({', '.join(providers)}) has recipes. Add "

@@ -11,7 +11,7 @@ from eet_lab.commands.arguments import (
     add_generation,
     add_model,
     add_recipe,
-    check_named,
+    check_recipe,
     load_model,
     settings,
     tell_unfit,
@@ -127,8 +127,8 @@ def measured(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     check_repeats(args.repeats)
     if args.ladder and args.baseline is not None:
         raise RecipeError("--ladder always starts from the plain baseline: leave out --ladder or --baseline.")
-    check_named("--recipe", args.recipe)
-    check_named("--baseline", args.baseline)
+    check_recipe("--recipe", args.recipe)
+    check_recipe("--baseline", args.baseline)
     model, baseline = load_model(args, args.model), args.baseline or ""
     recipe = "all" if args.recipe is None else args.recipe
     model.decoder  # noqa: B018  ModelError for a model without one

@@ -11,7 +11,7 @@ from eet_lab.commands.arguments import (
     add_generation,
     add_model,
     add_recipe,
-    check_named,
+    check_recipe,
     load_model,
     settings,
     tell_unfit,
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from eet_lab.models.transcript import ended_by
     from eet_lab.texts import generate
 
-    check_named("--recipe", args.recipe)
+    check_recipe("--recipe", args.recipe)
     model = load_model(args, args.model)
     model.generator  # noqa: B018  ModelError for an encoder
     tell_unfit(model, args.recipe)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eet_lab.collector import no_collection
-from eet_lab.commands.arguments import add_model, check_named, read_key
+from eet_lab.commands.arguments import add_model, check_recipe, read_key
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine
 from eet_lab.errors import SetupError
@@ -105,7 +105,7 @@ def _check(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; 0."""
     _check(args)
-    check_named("--recipe", args.recipe)
+    check_recipe("--recipe", args.recipe)
     options = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name, *_ in OPTIONS}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if args.api_key_file is not None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eet_lab.commands.arguments import check_named
+from eet_lab.commands.arguments import check_recipe
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import check_writable, followed
 from eet_lab.commands.traffic import add_traffic, check_limit, check_trace_alone, traffic_of
@@ -112,7 +112,7 @@ def _check(args: argparse.Namespace) -> None:
             raise TrafficError(f"--load is {args.load}, but it must be a share above 0, such as 0.7.")
         if args.rate is not None or args.trace is not None:
             raise TrafficError("--load says how many requests come, and so does --rate or --trace. Leave one out.")
-    check_named("--recipe", args.recipe)
+    check_recipe("--recipe", args.recipe)
     measured = [name for name in ("recipe", "device", "dtype") if getattr(args, name) is not None]
     if args.model is None and measured:
         raise CostError(f"--{measured[0]} is for measuring a table. Add --model, or leave it out.")

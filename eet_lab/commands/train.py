@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from eet_lab.commands.arguments import add_model, add_recipe, check_named
+from eet_lab.commands.arguments import add_model, add_recipe, check_recipe
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import followed
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from eet_lab.training.demos import demo_of, train_demo
     from eet_lab.words import brief, counted, percent
 
-    check_named("--recipe", args.recipe)
+    check_recipe("--recipe", args.recipe)
     demo, device = demo_of(args.demo), checked_device(args.device)
     demo = demo if args.steps is None else demo.in_steps(args.steps)
     dtype = checked_dtype(args.dtype or "float32", device)
