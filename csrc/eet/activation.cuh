@@ -34,7 +34,8 @@ __device__ inline float gelu_of(float x) {
 template <int kAct>
 __device__ inline float activate(float x) {
   if constexpr (kAct == kGeluTanh) {
-    return 0.5f * x * (1.f + tanh_of(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+    // 0.5 x (1 + tanh(u)) is x / (1 + exp(-2 u)), which loses no digits where tanh(u) is near -1.
+    return __fdividef(x, 1.f + exp_of(x * fmaf(x * x, -0.07135481283f, -1.595769122f)));
   } else if constexpr (kAct == kGelu) {
     return 0.5f * x * (1.f + erff(0.7071067811865476f * x));
   } else if constexpr (kAct == kRelu) {
