@@ -6,6 +6,8 @@
 
 namespace {
 
+constexpr int kFew = 64;  // tokens of wgmma_linear, at most
+
 template <typename T>
 struct NormArgs {
   T* out;               // [T,C]
@@ -79,6 +81,67 @@ __global__ void __launch_bounds__(32 << eet::kMaxLogTeam) norm_kernel(const Norm
   });
 }
 
+// Why      norms between products of some tens of tokens (wgmma_linear.cu), whose blocks fill the multiprocessors: a block
+//          that found no room beside two of them would take the place of the next product's (LOG)
+// Mapping  a block has a row, and a thread a vector of it, and those of weight and bias before it waits for that: grid T
+// Traffic  reads C and writes C numbers a row; weight and bias come from L2, once for each row
+// Needs    C a multiple of a vector, of at most 512 vectors
+// Numerics, Source as above
+template <typename T>
+__global__ void __launch_bounds__(32 << eet::kMaxLogTeam, 4) norm_of_few_kernel(const NormArgs<T> a) {
+  __shared__ float scratch[2][1 << eet::kMaxLogTeam][1];
+  constexpr int kVec = eet::kVec<T>, kWords = 4, kOfWord = kVec / kWords;
+  using Word = T[kOfWord];
+  eet::let_next_begin();
+  const int c = threadIdx.x * kVec;
+  const bool has = c < a.C;
+  uint4 x = eet::zeros(), weight = x, bias = x;
+  if (has) weight = eet::load_constant(a.norm.weight + c);
+  if (has && a.norm.bias) bias = eet::load_constant(a.norm.bias + c);
+  const float share = 1.f / a.C;
+  eet::wait_for_previous();
+  if (has) x = eet::load(a.x + int64_t(blockIdx.x) * a.C + c);
+  // Calls visit(numbers, i) for the vector's words. As floats all of them would take more registers.
+  const auto each = [&](auto visit) {
+    eet::keep_packed(x);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) visit(reinterpret_cast<const Word(&)[kWords]>(x)[i], i);
+  };
+
+  float mean[1] = {}, scale[1] = {};
+  if (a.norm.bias) {
+    each([&](const Word& numbers, int) {
+      for (const T& number : numbers) mean[0] += eet::to_float(number);
+    });
+    eet::combine_team<eet::Sum>(mean, a.log_team, scratch[0]);
+    mean[0] *= share;
+  }
+  each([&](const Word& numbers, int) {
+    for (const T& number : numbers) {
+      const float deviation = eet::to_float(number) - mean[0];
+      scale[0] += deviation * deviation;
+    }
+  });
+  if (!has) scale[0] = 0;
+  eet::combine_team<eet::Sum>(scale, a.log_team, scratch[1]);
+  scale[0] = rsqrtf(fmaf(scale[0], share, a.norm.eps));
+  if (threadIdx.x == 0 && a.mean) a.mean[blockIdx.x] = mean[0];
+  if (threadIdx.x == 0 && a.scale) a.scale[blockIdx.x] = scale[0];
+
+  eet::keep_packed(weight), eet::keep_packed(bias);
+  uint4 out;
+  each([&](const Word& numbers, int i) {
+    const Word& w = reinterpret_cast<const Word(&)[kWords]>(weight)[i];
+    const Word& b = reinterpret_cast<const Word(&)[kWords]>(bias)[i];
+    Word& y = reinterpret_cast<Word(&)[kWords]>(out)[i];
+#pragma unroll
+    for (int k = 0; k < kOfWord; ++k) {
+      y[k] = eet::from_float<T>((eet::to_float(numbers[k]) - mean[0]) * scale[0] * eet::to_float(w[k]) + eet::to_float(b[k]));
+    }
+  });
+  if (has) eet::store(a.out + int64_t(blockIdx.x) * a.C + c, out);
+}
+
 }  // namespace
 
 // `norm_bias` null: an RMS norm. X rows are reduced at a time. `mean` and `scale` [T], or null: see train_norm.cu.
@@ -88,11 +151,17 @@ extern "C" cudaError_t eet_norm(void* out, float* mean, float* scale, const void
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto in = [](const void* p) { return static_cast<const Type*>(p); };
+    constexpr int kVec = eet::kVec<Type>;
+    const eet::Norm<Type> norm{in(norm_weight), in(norm_bias), eps};
+    NormArgs<Type> a{static_cast<Type*>(out), mean, scale, in(x), norm, T, C, 0};
+    if (T <= kFew && X == 1 && C <= kVec << (5 + eet::kMaxLogTeam)) {
+      while (kVec << (5 + a.log_team) < C) ++a.log_team;
+      return eet::launch(norm_of_few_kernel<Type>, {T, 32 << a.log_team, 0, stream, 1, dependent != 0}, a);
+    }
     return eet::by_rows(X, [&](auto num_rows) {
-      constexpr int kRows = decltype(num_rows)::value, kVec = eet::kVec<Type>;
+      constexpr int kRows = decltype(num_rows)::value;
       const auto grid = eet::rows_grid(T, C, kVec, kRows, eet::Rows<Type, kVec, kRows>::kHeld);
-      const eet::Norm<Type> norm{in(norm_weight), in(norm_bias), eps};
-      const NormArgs<Type> a{static_cast<Type*>(out), mean, scale, in(x), norm, T, C, grid.log_team};
+      a.log_team = grid.log_team;
       return eet::launch(norm_kernel<Type, kRows>, {grid.blocks, grid.threads, 0, stream, 1, dependent != 0}, a);
     });
   });

@@ -10,41 +10,49 @@ using eet::kTileGroups, eet::kTileInputs, eet::kTileReaders, eet::kTileRowBytes,
 using eet::WgmmaArgs;
 
 constexpr int kThreads = kTileReaders + 64;  // one more warp fills the ring, one holds what is added
+// With those that only take registers (threads_alone): so few for each that a norm's block finds room, too. Two tiles need
+// them themselves.
+template <int kTiles>
+constexpr int kMostThreads = kTiles > 1 ? kThreads : 1024;
 
 // Why      for more tokens than fit in registers or beside a ring, cuBLAS asks for weights when the kernel ahead has ended
 //          and leaves norm, bias, activation and residual to launches of their own
 // Mapping  a cluster of 1, 2 or 4 blocks has an equal share of the outputs, each block an equal part of their inputs; one
 //          thread keeps a ring of stages filled, each 64 inputs of up to 128 outputs and of all tokens, which two
-//          warpgroups multiply in turn; blocks of a cluster read each other's sums, each for its part of the tokens
+//          warpgroups multiply in turn; blocks of a cluster send their sums to who finishes the tokens
 // Traffic  N*K weights once, T*K activations for each cluster (from L2) and tile, T*N out; 100 KiB on their way a block
 // Needs    sm_90a; K a multiple of 8; at most 64 tokens
 // Numerics tensor cores; fp32 sums of the parts of the inputs, added in a fixed order; bias, activation, residual in fp32, rounded
 //          once
 // Source   ours; the ring as in linear.cu, the tiles as in hopper_attention.cu
 template <typename T, int kTokens, int kTiles>
-__global__ void __launch_bounds__(kThreads, 2) wgmma_linear_kernel(const __grid_constant__ WgmmaArgs<T> a) {
+__global__ void __launch_bounds__(kMostThreads<kTiles>, kTiles > 1 ? 2 : 1)
+    wgmma_linear_kernel(const __grid_constant__ WgmmaArgs<T> a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared[];
   eet::let_next_begin();
   float* const sums = reinterpret_cast<float*>(shared + a.sums_at);  // [groups,T,sum_stride]
   T* const held = reinterpret_cast<T*>(shared + a.held_at);
   const eet::Ring ring{shared, reinterpret_cast<uint64_t*>(shared + a.barriers_at), a.num_stages, a.stage_bytes()};
+  uint64_t* const mail_counter = ring.barriers + 2 * a.num_stages;  // of a cluster
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const bool is_cluster = a.log_cluster > 0;
 
   if (threadIdx.x == kTileReaders) {
     eet::prefetch_map(a.weights), eet::prefetch_map(a.inputs);
     ring.init(4);
+    if (is_cluster) eet::open_for_sums(a, mail_counter);
   }
   __syncthreads();
   if (warp >= kTileWarps) {
-    if (warp > kTileWarps) {
+    if (is_cluster) eet::cluster_arrive();
+    if (warp == kTileWarps + 1) {
       eet::hold_tiles(a, held);
-    } else if (lane == 0) {
+    } else if (threadIdx.x == kTileReaders) {
       eet::fill_ring(a, ring);
     }
     __syncwarp();
-    if (is_cluster) eet::cluster_barrier(), eet::cluster_barrier();
+    if (is_cluster) eet::cluster_wait();
     return;
   }
   eet::TilePart at(a);
@@ -84,31 +92,32 @@ __global__ void __launch_bounds__(kThreads, 2) wgmma_linear_kernel(const __grid_
 #pragma unroll
     for (auto& part : c) eet::settle(part);
     if (before >= 0) ring.release({before, 0});
+    if (is_cluster) eet::cluster_arrive();
     eet::barrier(2, kTileReaders);  // sums may lie where others still multiply
 
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       const int output = tile * kTileRows + warp % 4 * 16 + g;
-      float* const to = sums + (group * a.num_tokens + 2 * t) * a.sum_stride() + output;
+      float* const to = sums + group * a.group_sums() + 2 * t * a.sum_stride() + output;
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) {
         const int token = i / 4 * 8 + i % 2, further = i / 2 % 2 * 8;
         if (token + 2 * t < a.num_tokens && output + further < a.tile) to[token * a.sum_stride() + further] = c[tile][i];
       }
     }
+    const float* parts = sums;
     if (is_cluster) {
-      eet::cluster_barrier();
-      eet::merge(a, sums);
+      float* const mail = sums + kTileGroups * a.group_sums();
       eet::barrier(2, kTileReaders);
-    } else {
-      eet::barrier(1, kTileReaders + 32);
+      eet::cluster_wait();
+      eet::send_sums(a, sums, mail, mail_counter);
+      eet::wait_for_mail(mail_counter);
+      parts = mail;
     }
-    eet::finish<2 * kTiles>(a, sums, is_cluster ? 1 : kTileGroups, held, n, num_rows);
-    if (is_cluster) {
-      eet::cluster_barrier();  // nobody leaves before its sums were read; there is one tile
-    } else {
-      eet::barrier(1, kTileReaders + 32);
-    }
+    eet::barrier(1, kTileReaders + 32);
+    const int num_parts = is_cluster ? 1 << a.log_cluster : kTileGroups;
+    eet::finish<2 * kTiles>(a, parts, num_parts, is_cluster ? a.sent_sums() : a.group_sums(), held, n, num_rows);
+    if (!is_cluster) eet::barrier(1, kTileReaders + 32);
   }
 #endif
 }
@@ -142,20 +151,33 @@ bool can_divide(int N, int K, int num_clusters, int log_cluster, int tile) {
 template <int kTokens, int kTiles, typename T>
 bool is_sane(const WgmmaArgs<T>& a, int shared_bytes) {
   const int stage = a.stage_bytes(), tiles = a.num_tiles();
-  const int sums = kTileGroups * a.num_tokens * a.sum_stride() * int(sizeof(float));
+  const int mail = a.log_cluster ? a.sent_sums() << a.log_cluster : 0;
+  const int sums = (kTileGroups * a.group_sums() + mail) * int(sizeof(float));
   if (a.log_cluster && (tiles > 1 || a.tile > kTileRows)) return false;
   // Whole tiles are read: what lies behind the last stage has to be there.
   const int beyond = max(kTiles * kTileRows * kTileRowBytes, a.tile_bytes() + kTokens * kTileRowBytes) - stage;
   const int needed = eet::ceil_div(a.num_steps(), 1 << a.log_cluster) * tiles;
-  const int held_tokens = a.residual ? eet::ceil_div(a.num_tokens, 1 << a.log_cluster) : 0;
+  const int held_tokens = a.residual ? a.each() : 0;
   const int held = (held_tokens + 1) * a.tile * int(sizeof(T));
   if (!eet::Ring::fits(a.num_stages, stage, shared_bytes)) return false;
   // A stage is the same warpgroup's in every round (LOG), which keeps one of its own while it waits for the next.
   if (a.num_stages < needed && (a.num_stages % kTileGroups || a.num_stages < 2 * kTileGroups)) return false;
-  const int ring = a.num_stages * stage, barriers = a.num_stages * 2 * int(sizeof(uint64_t));
+  const int ring = a.num_stages * stage, barriers = (a.num_stages + (a.log_cluster > 0)) * 2 * int(sizeof(uint64_t));
   if (a.sums_at % 16 || a.held_at % 16 || a.barriers_at % 16 || a.sums_at < (tiles > 1 ? ring : 0)) return false;
   return a.held_at >= ring + beyond && a.held_at - sums >= a.sums_at && a.barriers_at - held >= a.held_at &&
          a.barriers_at <= shared_bytes - barriers;
+}
+
+// Threads of a block, so many that two of them have not registers enough on one multiprocessor, while one and a block of
+// kThreads have. Else a multiprocessor that is without a block of the kernel ahead gets two of this one, which take turns
+// at its memory, while others have none: 2 us a launch (LOG).
+template <typename Kernel>
+int threads_alone(Kernel kernel) {
+  cudaFuncAttributes of{};
+  if (cudaFuncGetAttributes(&of, kernel)) return kThreads;
+  const int warp_registers = eet::ceil_div(of.numRegs, 8) * 8 * 32;
+  const int more_than_half = eet::device_attribute(cudaDevAttrMaxRegistersPerMultiprocessor) / (2 * warp_registers) + 1;
+  return min(max(32 * more_than_half, kThreads), of.maxThreadsPerBlock);
 }
 
 template <int kTokens, int kTiles, typename T>
@@ -163,8 +185,11 @@ cudaError_t launch_tiles(const WgmmaArgs<T>& a, int shared_bytes, int num_cluste
                          cudaStream_t stream) {
   if (!is_sane<kTokens, kTiles>(a, shared_bytes)) return cudaErrorInvalidValue;
   const int cluster = 1 << a.log_cluster;
-  const eet::Launch how{dim3(num_clusters * cluster), kThreads, shared_bytes, stream, cluster, dependent};
-  return eet::launch(wgmma_linear_kernel<T, kTokens, kTiles>, how, a);
+  const auto kernel = wgmma_linear_kernel<T, kTokens, kTiles>;
+  static const int alone = threads_alone(kernel);
+  // Without a residual a block takes less than half of the shared memory (plan.py), with one more than half.
+  const int threads = a.residual ? kThreads : alone;
+  return eet::launch(kernel, {dim3(num_clusters * cluster), threads, shared_bytes, stream, cluster, dependent}, a);
 }
 
 template <int kTokens, typename T>

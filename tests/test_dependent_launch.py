@@ -207,6 +207,7 @@ AHEAD = {
     "register_linear_kernel",
     "wgmma_linear_kernel",
     "norm_kernel",
+    "norm_of_few_kernel",
     "vector_layer_kernel",
     "int8_linear_kernel",
     "decode_kernel",

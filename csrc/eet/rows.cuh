@@ -22,12 +22,10 @@ struct alignas(kWidth * sizeof(T)) Piece {
 };
 
 // Has the compiler convert these numbers again where they are needed again: as floats they would take twice the registers.
+__device__ inline void keep_packed(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)); }
 template <typename T, int kWidth>
 __device__ inline void keep_packed(Piece<T, kWidth>& piece) {
-  if constexpr (sizeof(piece) == sizeof(uint4)) {
-    uint4& v = reinterpret_cast<uint4&>(piece);
-    asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
-  }
+  if constexpr (sizeof(piece) == sizeof(uint4)) keep_packed(reinterpret_cast<uint4&>(piece));
 }
 
 constexpr int kMaxLogTeam = 4;  // the warps of a team, and of a block, are at most 2^kMaxLogTeam

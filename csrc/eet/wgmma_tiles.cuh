@@ -12,7 +12,7 @@ namespace eet {
 constexpr int kTileInputs = 64, kTileRowBytes = 2 * kTileInputs;  // of a stage, of one output or token: a row of wgmma.cuh
 constexpr int kTileRows = 64, kMostOutputs = 2 * kTileRows;       // outputs of a product, and of a stage
 constexpr int kTileGroups = 2;                                    // warpgroups that multiply, one stage each in turn
-constexpr int kTileWarps = 4 * kTileGroups, kTileReaders = 32 * kTileWarps;
+constexpr int kLogTileWarps = 3, kTileWarps = 1 << kLogTileWarps, kTileReaders = 32 * kTileWarps;
 constexpr int kMostTileTokens = 64, kMostLogCluster = 2;
 
 template <typename T>
@@ -20,7 +20,8 @@ struct WgmmaArgs : LinearArgs<T, T> {
   using LinearArgs<T, T>::LinearArgs;
   CUtensorMap weights, inputs;
   int log_cluster = 0, tile = 0, num_stages = 0;  // tile: outputs of a stage
-  int sums_at = 0, held_at = 0, barriers_at = 0;  // bytes of shared memory; sums lie behind the stages, or over them
+  // Bytes of shared memory; sums lie behind the stages, or over them, and behind them a cluster's mailbox.
+  int sums_at = 0, held_at = 0, barriers_at = 0;
 
   int num_tiles() const { return ceil_div(this->most_outputs(), tile); }
   __host__ __device__ int num_steps() const { return (this->K + kTileInputs - 1) / kTileInputs; }
@@ -28,6 +29,10 @@ struct WgmmaArgs : LinearArgs<T, T> {
   __host__ __device__ int stage_bytes() const { return tile_bytes() + (this->num_tokens + 7) / 8 * 8 * kTileRowBytes; }
   // From token to token, in floats: the fragments of a warp lie in different banks.
   __host__ __device__ int sum_stride() const { return (tile + 31) / 32 * 32 + 4; }
+  __host__ __device__ int group_sums() const { return this->num_tokens * sum_stride(); }
+  // What each block of a cluster is sent by each, of the tokens that it finishes.
+  __host__ __device__ int each() const { return (this->num_tokens + (1 << log_cluster) - 1) >> log_cluster; }
+  __host__ __device__ int sent_sums() const { return each() * sum_stride(); }
 };
 
 // What a block adds up: outputs in tiles, and its part of the inputs in steps, which stages hold in this order. Clusters
@@ -81,11 +86,12 @@ struct TileTokens {
   int first, last;
 
   template <typename T>
-  __device__ explicit TileTokens(const WgmmaArgs<T>& a) {
-    const int each = (a.num_tokens + (1 << a.log_cluster) - 1) >> a.log_cluster;
-    first = (blockIdx.x & ((1 << a.log_cluster) - 1)) * each;
-    last = min(first + each, a.num_tokens);
+  __device__ TileTokens(const WgmmaArgs<T>& a, int rank) {
+    first = min(rank * a.each(), a.num_tokens);
+    last = min(first + a.each(), a.num_tokens);
   }
+  template <typename T>
+  __device__ explicit TileTokens(const WgmmaArgs<T>& a) : TileTokens(a, blockIdx.x & ((1 << a.log_cluster) - 1)) {}
 };
 
 // By one warp, for outputs n to n + num_rows: what is added to their sums. held [1 + tokens,tile]: biases, and residuals.
@@ -104,7 +110,7 @@ __device__ void hold_residual(const WgmmaArgs<T>& a, T* held, int n, int num_row
   }
 }
 
-// By one warp: what is added to each tile's sums, at a time when others finish none. A cluster's barriers are the caller's.
+// By one warp: what is added to each tile's sums, at a time when others finish none. A cluster has one tile.
 template <typename T>
 __device__ void hold_tiles(const WgmmaArgs<T>& a, T* held) {
   const TilePart at(a);
@@ -114,52 +120,74 @@ __device__ void hold_tiles(const WgmmaArgs<T>& a, T* held) {
     const int num_rows = min(a.tile, at.end - n);
     if (n > at.begin) hold_bias(a, held, n, num_rows);
     hold_residual(a, held, n, num_rows);
-    if (!a.log_cluster) barrier(1, kTileReaders + 32), barrier(1, kTileReaders + 32);
+    barrier(1, kTileReaders + 32);
+    if (!a.log_cluster) barrier(1, kTileReaders + 32);
   }
 }
 
-// By all that multiply: the sums of the block's tokens, of which each warpgroup of each block of the cluster has a part.
+// By one thread, before its block arrives at the cluster's barrier: for what the others send of the tokens that it finishes.
 template <typename T>
-__device__ void merge(const WgmmaArgs<T>& a, float* sums) {
+__device__ void open_for_sums(const WgmmaArgs<T>& a, uint64_t* counter) {
   const TileTokens tokens(a);
-  const int quads = a.sum_stride() / 4, end = (tokens.last - tokens.first) * quads, part = a.num_tokens * quads;
-  for (int i = threadIdx.x; i < end; i += kTileReaders) {
-    float4* const mine = reinterpret_cast<float4*>(sums) + tokens.first * quads + i;
-    float4 sum = {};
-#pragma unroll 4
-    for (int rank = 0; rank < 1 << a.log_cluster; ++rank) {
-#pragma unroll
-      for (int group = 0; group < kTileGroups; ++group) {
-        const float4 one = get(mine + group * part, rank);
-        sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
-      }
+  const int others = (1 << a.log_cluster) - 1;
+  open_mailbox(counter, others * (tokens.last - tokens.first) * a.sum_stride() * int(sizeof(float)));
+}
+
+// By all that multiply, when all blocks of the cluster have, since mailboxes lie over stages: the sums of both warpgroups, to
+// who finishes their tokens. mail [blocks,sent_sums]. To read others' sums would take a fence of all memory (LOG).
+template <typename T>
+__device__ void send_sums(const WgmmaArgs<T>& a, const float* sums, float* mail, uint64_t* counter) {
+  const int log_warps = kLogTileWarps - a.log_cluster, warp = threadIdx.x / 32;
+  const int rank = warp >> log_warps, mine = blockIdx.x & ((1 << a.log_cluster) - 1);
+  const TileTokens tokens(a, rank);
+  const int quads = a.sum_stride() / 4, end = (tokens.last - tokens.first) * quads;
+  const float4* const from = reinterpret_cast<const float4*>(sums) + tokens.first * quads;
+  float4* const here = reinterpret_cast<float4*>(mail + mine * a.sent_sums());
+  const uint32_t there = at_block(here, rank), its_counter = at_block(counter, rank);
+#pragma unroll 1
+  for (int i = threadIdx.x & ((32 << log_warps) - 1); i < end; i += 32 << log_warps) {
+    float4 sum = from[i];
+    const float4 other = from[i + a.group_sums() / 4];
+    sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
+    if (rank == mine) {
+      here[i] = sum;
+    } else {
+      send(there + i * int(sizeof(float4)), sum, its_counter);
     }
-    *mine = sum;
   }
 }
 
-// By all that multiply: outputs n to n + num_rows of the block's tokens, from sums in so many parts.
+// By all that multiply: outputs n to n + num_rows of the block's tokens, from sums in 2 or 4 parts. What a block does once
+// waits for its instructions, so each activation has a short loop over tokens.
 template <int kEach, typename T>
-__device__ void finish(const WgmmaArgs<T>& a, const float* sums, int num_parts, const T* held, int n, int num_rows) {
-  const int lane = threadIdx.x % 32, part = a.num_tokens * a.sum_stride();
+__device__ void finish(const WgmmaArgs<T>& a, const float* sums, int num_parts, int part, const T* held, int n,
+                       int num_rows) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const TileTokens tokens(a);
   float bias[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) bias[i] = to_float(held[min(lane + 32 * i, num_rows - 1)]);
-  for (int token = tokens.first + threadIdx.x / 32; token < tokens.last; token += kTileWarps) {
-    const float* const from = sums + token * a.sum_stride() + lane;
-    const T* const residual = held + (1 + token - tokens.first) * a.tile + lane;
-    T* const to = a.out + token * int64_t(a.N) + n + lane;
-    float x[kEach];
+  by_activation(a.act, [&](auto known) {
+    const float* from = sums + warp * a.sum_stride() + lane;
+    const T* residual = held + (1 + warp) * a.tile + lane;
+    T* to = a.out + (tokens.first + warp) * int64_t(a.N) + n + lane;
+#pragma unroll 1
+    for (int left = tokens.last - tokens.first - warp; left > 0; left -= kTileWarps) {
+      float x[kEach];
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) x[i] = (num_parts == 1 ? from[32 * i] : from[32 * i] + from[32 * i + part]) + bias[i];
-    activate_all(x, a.act);
+      for (int i = 0; i < kEach; ++i) {
+        x[i] = from[32 * i] + from[32 * i + part];
+        if (num_parts > 2) x[i] += from[32 * i + 2 * part] + from[32 * i + 3 * part];
+        x[i] = activate<decltype(known)::value>(x[i] + bias[i]);
+      }
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if (lane + 32 * i >= num_rows) break;
-      to[32 * i] = from_float<T>(a.residual ? x[i] + to_float(residual[32 * i]) : x[i]);
+      for (int i = 0; i < kEach; ++i) {
+        if (lane + 32 * i >= num_rows) break;
+        to[32 * i] = from_float<T>(a.residual ? x[i] + to_float(residual[32 * i]) : x[i]);
+      }
+      from += kTileWarps * a.sum_stride(), residual += kTileWarps * a.tile, to += kTileWarps * int64_t(a.N);
     }
-  }
+  });
 }
 
 }  // namespace eet

@@ -269,7 +269,8 @@ def clusters(
     T, num_steps = product.T, ceil(product.K, TILE_INPUTS)
     tile_bytes = ceil(tile, 8) * 8 * TILE_ROW_BYTES
     stage_bytes = tile_bytes + ceil(T, 8) * 8 * TILE_ROW_BYTES
-    sums = 4 * TILE_GROUPS * T * (ceil(tile, 32) * 32 + 4)
+    stride = ceil(tile, 32) * 32 + 4
+    sums, mail = 4 * TILE_GROUPS * T * stride, 4 * stride * ceil(T, 1 << log) << log if log else 0
     # Whole tiles are read: what lies behind the last stage has to be there.
     read_rows, read_tokens = (TILE_ROWS if tile <= TILE_ROWS else 2 * TILE_ROWS), (32 if T <= 32 else 64)
     beyond = max(read_rows * TILE_ROW_BYTES, tile_bytes + read_tokens * TILE_ROW_BYTES) - stage_bytes
@@ -279,15 +280,16 @@ def clusters(
 
     def make(room: int) -> Attempt[Clusters] | None:
         behind = max(sums, beyond) if num_tiles > 1 else beyond
-        num_stages = min((room - behind - held) // (stage_bytes + BARRIER_BYTES), needed)
+        counter = BARRIER_BYTES if mail else 0
+        num_stages = min((room - behind - held - counter) // (stage_bytes + BARRIER_BYTES), needed)
         # A stage is the same warpgroup's in every round (LOG), which keeps one of its own while it waits for the next.
         if num_stages < needed:
             num_stages -= num_stages % TILE_GROUPS
         if num_stages < min(2 * TILE_GROUPS, needed):
             return None
         sums_at = num_stages * stage_bytes if num_tiles > 1 else 0
-        held_at = max(num_stages * stage_bytes + behind, sums_at + sums)
-        taken = held_at + held + num_stages * BARRIER_BYTES
+        held_at = max(num_stages * stage_bytes + behind, sums_at + sums + mail)
+        taken = held_at + held + num_stages * BARRIER_BYTES + counter
         if taken > room:
             return None
         plan = Clusters(num_clusters, log, tile, num_stages, sums_at, held_at, held_at + held, taken)
