@@ -37,11 +37,11 @@ def accepts(checks):
 @pytest.fixture
 def plans(monkeypatch):
     """A function (gpu, T, N, K, normed, gated=False): shared memory of the kernel that takes it, stages of the ring,
-    bytes of one, and outputs of a block; None: it is cuBLAS's.
+    bytes of one, and outputs of a block; None: it is cuBLAS's. None is multiplied in tiles.
     """
 
     def tell(gpu, T: int, N: int, K: int, normed: bool, gated: bool = False):
-        monkeypatch.setattr(linear, "gpu", lambda: Limits(*gpu))
+        monkeypatch.setattr(linear, "gpu", lambda: Limits(*gpu, is_hopper=False))
         kernel = linear.streaming_kernel(T, N, K, 2, normed=normed, gated=gated)
         if kernel is None:
             return None
@@ -58,3 +58,9 @@ def plans(monkeypatch):
 @pytest.fixture
 def h200(monkeypatch) -> None:
     monkeypatch.setattr(linear, "gpu", lambda: Limits(*GPUS[-1]))
+
+
+@pytest.fixture
+def no_tiles(monkeypatch) -> None:
+    """Of a GPU as large as an H200, which does not multiply in tiles."""
+    monkeypatch.setattr(linear, "gpu", lambda: Limits(*GPUS[-1], is_hopper=False))

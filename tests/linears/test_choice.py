@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from eet_lab.ops.cuda import linear
 from eet_lab.ops.cuda.launching import Limits
@@ -13,26 +14,26 @@ from linears.sources import GPUS
     ("T", "H", "products", "head"),
     [
         (1, 768, "vector vector vector vector", "linear"),
-        (16, 1280, "linear linear linear linear", "linear"),
+        (16, 1280, "tiles tiles tiles tiles", "linear"),
         (1, 1600, "vector vector vector vector", "linear"),
         (3, 1600, "vector vector vector vector", "linear"),
         (8, 1600, "register register register register", "linear"),
-        (12, 1600, "linear linear linear linear", "linear"),
-        (16, 1600, "linear linear linear cublas", "linear"),
+        (12, 1600, "tiles tiles tiles tiles", "linear"),
+        (16, 1600, "tiles tiles tiles tiles", "linear"),
         (4, 2048, "vector register vector register", "linear"),
         (3, 4096, "linear vector linear register", "linear"),
         (8, 4096, "linear register linear register", "linear"),
-        (9, 4096, "cublas linear cublas cublas", "linear"),
+        (9, 4096, "tiles tiles tiles tiles", "linear"),
         (1, 5120, "linear vector linear register", "vector"),
-        (16, 5120, "cublas cublas cublas cublas", "linear"),
+        (16, 5120, "tiles tiles tiles tiles", "linear"),
         (1, 8192, "linear vector vector register", "vector"),
-        (9, 8192, "cublas linear cublas cublas", "linear"),
+        (9, 8192, "tiles tiles tiles tiles", "linear"),
         (1, 12288, "vector vector vector vector", "vector"),
         (4, 12288, "vector vector vector cublas", "vector"),
         (8, 12288, "cublas cublas cublas cublas", "cublas"),
         (1, 12296, "cublas vector cublas cublas", "linear"),
         (1, 16384, "cublas vector cublas cublas", "linear"),
-        (17, 1600, "cublas cublas cublas cublas", "cublas"),
+        (17, 1600, "tiles tiles tiles tiles", "tiles"),
     ],
 )
 def test_a_product_has_the_kernel_that_measurements_gave_it(h200, T, H, products, head):
@@ -40,7 +41,30 @@ def test_a_product_has_the_kernel_that_measurements_gave_it(h200, T, H, products
     sizes = (3 * H, H, True), (H, H, False), (4 * H, H, True), (H, 4 * H, False)
     found = [linear.streaming_kernel(T, N, C, 2, normed=normed) for N, C, normed in sizes]
     found.append(linear.streaming_kernel(T, 50257, H, 2, normed=True, gathered=True))
-    assert [(kernel or "cublas").removesuffix("_linear") for kernel in found] == [*products.split(), head]
+    rest = "tiles" if linear.takes_tiles(T, torch.empty(0, dtype=torch.float16)) else "cublas"
+    assert [(kernel or rest).removesuffix("_linear") for kernel in found] == [*products.split(), head]
+
+
+@pytest.mark.parametrize(
+    ("T", "H", "products"),
+    [
+        (16, 1280, "linear linear linear linear"),
+        (16, 1600, "linear linear linear cublas"),
+        (9, 4096, "cublas linear cublas cublas"),
+        (16, 5120, "cublas cublas cublas cublas"),
+    ],
+)
+def test_what_tiles_would_take_is_streamed_elsewhere(no_tiles, T, H, products):
+    sizes = (3 * H, H, True), (H, H, False), (4 * H, H, True), (H, 4 * H, False)
+    found = [linear.streaming_kernel(T, N, C, 2, normed=normed) for N, C, normed in sizes]
+    assert [(kernel or "cublas").removesuffix("_linear") for kernel in found] == products.split()
+
+
+def test_gates_and_heads_of_nine_to_sixteen_tokens_are_streamed(h200):
+    """A gate in tiles takes a launch of its own, and Llama-1b is slower with it (LOG)."""
+    assert linear.streaming_kernel(16, 16384, 2048, 2, normed=True, gated=True) == "linear"
+    assert linear.streaming_kernel(16, 50257, 2048, 2, normed=True, gathered=True) == "linear"
+    assert linear.streaming_kernel(16, 4096, 2048, 4, normed=True) == "linear", "in fp32 there are no tiles"
 
 
 def test_blocks_of_many_weights_are_a_range(h200):
@@ -51,13 +75,13 @@ def test_blocks_of_many_weights_are_a_range(h200):
     assert linear.streaming_kernel(2, 132 * 35, 4096, 4, normed=True) == "linear", "in fp32 there is no other"
 
 
-def test_blocks_of_few_outputs_have_smaller_stages(h200):
+def test_blocks_of_few_outputs_have_smaller_stages(no_tiles):
     """Of 16 tokens with 5,120 inputs a block has room for two stages of 13 outputs, and not of 14."""
     found = [linear.streaming_kernel(16, N, 5120, 2, normed=False) for N in (132 * 13 - 4, 132 * 14)]
     assert found == ["linear", None]
 
 
-def test_many_tokens_with_a_wide_norm_are_for_cublas(h200):
+def test_many_tokens_with_a_wide_norm_are_for_cublas(no_tiles):
     """But not their head, which chooses words as it ends."""
     of = [(8, 3592), (9, 3584), (9, 3592)]
     assert [linear.streaming_kernel(T, 3 * C, C, 2, normed=True) for T, C in of] == ["linear", "linear", None]

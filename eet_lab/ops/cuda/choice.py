@@ -17,6 +17,7 @@ from eet_lab.ops.fits import FEW
 MOST_INPUTS, MOST_NORMED = 48 * 1024, 12 * 1024  # inputs of an output; with more, or a norm of more, cuBLAS is ahead
 MOST_NORMED_FROM_NINE = 3584  # the same of a norm, from nine tokens on: cuBLAS is ahead at 4,096, and not at 3,072
 CUBLAS_OUTPUTS = 8  # cuBLAS takes up to three times as long if the outputs are no multiple (rows of n50257)
+FEW_IN_TILES = 9  # tokens from which on wgmma_linear takes products in 16 bits, but for those with gates and heads
 MOST_VECTOR_TOKENS = 4  # of vector_linear, in 16 bits
 LINEAR_BLOCK_BYTES = range(280 << 10, 3 << 20)  # weights of a block, of products with a norm: linear is ahead of it
 MOST_REGISTER_TOKENS = 8  # of register_linear, in 16 bits
@@ -58,6 +59,8 @@ def streaming_kernel(
     """
     is_half, product = itemsize == 2, product_of(T, N, C, itemsize, on, normed=normed, gated=gated)
     if T > FEW or (gated and (N % 2 or not is_half)):
+        return None
+    if is_half and on.is_hopper and T >= FEW_IN_TILES and not gated and not gathered:
         return None
     if _most_inputs(T, normed, gathered) >= C:
         if is_half and not gathered and not gated and _suits_registers(T, product.outputs, C, normed):

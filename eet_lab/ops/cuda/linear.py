@@ -35,8 +35,7 @@ from eet_lab.ops.types import Empty, Linear, Norm
 
 PRODUCTS = ("linear", "vector_linear", "register_linear", "wgmma_linear", "int8_linear", "dequantize")
 CUBLAS_ACT = "gelu_tanh"  # the activation that cuBLAS ends a product with
-FEW_IN_TILES = 9  # of wgmma_linear, in 16 bits
-MOST_TILE_TOKENS = 64
+MOST_TILE_TOKENS = 64  # of wgmma_linear
 
 
 @refuses(unfit_layers)
@@ -222,7 +221,8 @@ def takes_few(T: int, x: Tensor, w: Linear, *, normed: bool = True, gathered: bo
 
     At most 16, whose activations fit in shared memory beside the norm's weights and a ring, or in registers; with
     outputs that are a multiple of 8, as cuBLAS wants them, of at most 49,152 channels, with a norm 12,288 (3,584 from
-    nine tokens on, but for a head). `gathered`: they are rows of x that lie apart, which are a head's.
+    nine tokens on, but for a head). On Hopper products in tiles (`takes_tiles`) are ahead from nine tokens on, but for
+    gates and heads. `gathered`: they are rows of x that lie apart, which are a head's.
     """
     (N, C), itemsize = w.weight.shape, x.element_size()
     if w.scale is not None:
@@ -259,7 +259,7 @@ def num_launches(
 
 def takes_tiles(T: int, x: Tensor) -> bool:
     """Whether wgmma_linear takes a product of T tokens such as those of x that no other kernel streams."""
-    return FEW_IN_TILES <= T <= MOST_TILE_TOKENS and x.element_size() == 2 and gpu().is_hopper
+    return choice.FEW_IN_TILES <= T <= MOST_TILE_TOKENS and x.element_size() == 2 and gpu().is_hopper
 
 
 def _by_tiles(
