@@ -27,7 +27,7 @@ P99_MS = 50.0
 """The latest that 99 of 100 texts may be read."""
 SPAN_S = 0.8
 """How long texts come, at a load that is tried."""
-FEWEST, MOST, SMOKED = 300, 10_000, 30
+FEWEST, MOST, SMOKED = 300, 40_000, 30
 MOST_SIMULATED = 2_000
 """Texts of a simulation, which takes the host longer than a GPU takes to read them."""
 SIMULATIONS, TRIES = 6, 6

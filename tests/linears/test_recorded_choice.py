@@ -30,7 +30,7 @@ def timed():
 
 
 def test_no_choice_is_far_from_the_fastest_that_was_recorded(no_tiles, timed):
-    """A kernel that a chain of a layer's products prefers may be slower alone, but not by much. Tiles were not recorded."""
+    """What a chain of a layer's products prefers may be slower alone, but not by much. Tiles have no record."""
     for product, rows in timed.items():
         normed = product.endswith("norm")
         for row in rows:
