@@ -7,6 +7,12 @@
 namespace {
 
 constexpr int kFew = 64;  // tokens of wgmma_linear, at most
+// Blocks of the most threads that a multiprocessor has room for: where there is wgmma_linear, a thread has 32 registers.
+#if __CUDA_ARCH__ == 900
+constexpr int kFewResident = 4;
+#else
+constexpr int kFewResident = 1;
+#endif
 
 template <typename T>
 struct NormArgs {
@@ -88,7 +94,7 @@ __global__ void __launch_bounds__(32 << eet::kMaxLogTeam) norm_kernel(const Norm
 // Needs    C a multiple of a vector, of at most 512 vectors
 // Numerics, Source as above
 template <typename T>
-__global__ void __launch_bounds__(32 << eet::kMaxLogTeam, 4) norm_of_few_kernel(const NormArgs<T> a) {
+__global__ void __launch_bounds__(32 << eet::kMaxLogTeam, kFewResident) norm_of_few_kernel(const NormArgs<T> a) {
   __shared__ float scratch[2][1 << eet::kMaxLogTeam][1];
   constexpr int kVec = eet::kVec<T>, kWords = 4, kOfWord = kVec / kWords;
   using Word = T[kOfWord];
