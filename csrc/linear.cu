@@ -1,5 +1,5 @@
 // Linear layers of few tokens: weights stream through shared memory, once. Which products in 16 bits are left to
-// vector_linear.cu, register_linear.cu and cuBLAS, eet_lab/ops/cuda/choice.py says. T tokens, N outputs, K inputs.
+// vector_linear.cu, register_linear.cu, wgmma_linear.cu and cuBLAS, eet_lab/ops/cuda/choice.py says. T tokens, N outputs, K inputs.
 #include <type_traits>
 
 #include "eet/dependent.cuh"

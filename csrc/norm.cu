@@ -1,4 +1,4 @@
-// Layer norm and RMS norm of many rows: the first launch of the wide path of norm_linear. T tokens, C channels.
+// Layer norm and RMS norm in a launch of their own: the first one where norm_linear takes two. T tokens, C channels.
 #include "eet/dependent.cuh"
 #include "eet/launch.cuh"
 #include "eet/norm.cuh"
@@ -7,7 +7,7 @@
 namespace {
 
 constexpr int kFew = 64;  // tokens of wgmma_linear, at most
-// Blocks of the most threads that a multiprocessor has room for: where there is wgmma_linear, a thread has 32 registers.
+// How many blocks of 512 threads shall fit on a multiprocessor: four limit a thread to 32 registers.
 #if __CUDA_ARCH__ == 900
 constexpr int kFewResident = 4;
 #else
@@ -88,8 +88,9 @@ __global__ void __launch_bounds__(32 << eet::kMaxLogTeam) norm_kernel(const Norm
 }
 
 // Why      norms between products of some tens of tokens (wgmma_linear.cu), whose blocks fill the multiprocessors: a block
-//          that found no room beside two of them would take the place of the next product's (LOG)
-// Mapping  a block has a row, and a thread a vector of it, and those of weight and bias before it waits for that: grid T
+//          that found no room beside two of them would take the place of the next product's (LOG). Up to 2,048 channels
+//          in 16 bits find it
+// Mapping  a block has a row, and a thread a vector of it; weight and bias are loaded before the wait for the row: grid T
 // Traffic  reads C and writes C numbers a row; weight and bias come from L2, once for each row
 // Needs    C a multiple of a vector, of at most 512 vectors
 // Numerics, Source as above

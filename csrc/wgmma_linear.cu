@@ -10,8 +10,8 @@ using eet::kTileGroups, eet::kTileInputs, eet::kTileReaders, eet::kTileRowBytes,
 using eet::WgmmaArgs;
 
 constexpr int kThreads = kTileReaders + 64;  // one more warp fills the ring, one holds what is added
-// With those that only take registers (threads_alone): so few for each that a norm's block finds room, too. Two tiles need
-// them themselves.
+// With those that only take registers (threads_alone). A bound of 1,024 leaves each 64, so that a norm's block finds room,
+// too. Two tiles need more: two of their blocks may share a multiprocessor.
 template <int kTiles>
 constexpr int kMostThreads = kTiles > 1 ? kThreads : 1024;
 
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kMostThreads<kTiles>, kTiles > 1 ? 2 : 1)
       eet::fill_ring(a, ring);
     }
     __syncwarp();
-    if (is_cluster) eet::cluster_wait();
+    if (is_cluster && warp != kTileWarps + 1) eet::cluster_wait();
     return;
   }
   eet::TilePart at(a);
@@ -174,7 +174,10 @@ bool is_sane(const WgmmaArgs<T>& a, int shared_bytes) {
 template <typename Kernel>
 int threads_alone(Kernel kernel) {
   cudaFuncAttributes of{};
-  if (cudaFuncGetAttributes(&of, kernel)) return kThreads;
+  if (cudaFuncGetAttributes(&of, kernel)) {
+    cudaGetLastError();  // it is no later call's
+    return kThreads;
+  }
   const int warp_registers = eet::ceil_div(of.numRegs, 8) * 8 * 32;
   const int more_than_half = eet::device_attribute(cudaDevAttrMaxRegistersPerMultiprocessor) / (2 * warp_registers) + 1;
   return min(max(32 * more_than_half, kThreads), of.maxThreadsPerBlock);

@@ -34,7 +34,7 @@ __device__ inline float gelu_of(float x) {
 template <int kAct>
 __device__ inline float activate(float x) {
   if constexpr (kAct == kGeluTanh) {
-    // 0.5 x (1 + tanh(u)) is x / (1 + exp(-2 u)), which loses no digits where tanh(u) is near -1.
+    // 0.5 x (1 + tanh(u)) is x / (1 + exp(-2 u)), which keeps digits where tanh(u) is near -1.
     return __fdividef(x, 1.f + exp_of(x * fmaf(x * x, -0.07135481283f, -1.595769122f)));
   } else if constexpr (kAct == kGelu) {
     return 0.5f * x * (1.f + erff(0.7071067811865476f * x));

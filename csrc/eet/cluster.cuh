@@ -74,16 +74,6 @@ __device__ inline void put(uint64_t* mine, int rank, uint64_t x) {
   asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(at_block(mine, rank)), "l"(x) : "memory");
 }
 
-// What another has put where this block has `mine`, between the same barriers.
-__device__ inline float4 get(const float4* mine, int rank) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(at_block(mine, rank))
-               : "memory");
-  return v;
-}
-
 __device__ inline void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
 }
@@ -92,7 +82,6 @@ __device__ inline void cluster_barrier() {
 
 __device__ inline void put(float* mine, int, float x) { *mine = x; }
 __device__ inline void put(uint64_t* mine, int, uint64_t x) { *mine = x; }
-__device__ inline float4 get(const float4* mine, int) { return *mine; }
 __device__ inline void cluster_barrier() { __syncthreads(); }
 __device__ inline void cluster_arrive() {}
 __device__ inline void cluster_wait() {}

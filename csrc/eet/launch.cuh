@@ -51,7 +51,7 @@ __host__ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; 
 // Bytes of shared memory that a block can have.
 inline int whole_shared() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024; }
 
-// How a kernel is launched. `cluster`: blocks along x that read each other's shared memory (sm_90 and later).
+// How a kernel is launched. `cluster`: blocks along x that write into each other's shared memory (sm_90 and later).
 // `dependent`: it may begin while the kernel before it in the stream still runs (sm_90 and later); every thread block
 // then calls wait_for_previous() before it touches what another kernel wrote or reads, and before it ends.
 struct Launch {

@@ -120,6 +120,10 @@ __device__ void hold_tiles(const WgmmaArgs<T>& a, T* held) {
     const int num_rows = min(a.tile, at.end - n);
     if (n > at.begin) hold_bias(a, held, n, num_rows);
     hold_residual(a, held, n, num_rows);
+    if (a.log_cluster) {
+      __syncwarp();
+      cluster_wait();  // as the others do before they wait for this warp: racecheck takes one's wait for all's
+    }
     barrier(1, kTileReaders + 32);
     if (!a.log_cluster) barrier(1, kTileReaders + 32);
   }

@@ -158,8 +158,8 @@ def decode_calls(
     """The ops of the decode step of `batch` rows that reads `context` columns, its own among them, in order.
 
     What plain PyTorch does between the ops, such as building a mask, is a call named "torch". Nothing is computed.
-    Where rows are too many, or their channels, for a linear to stream its weights (`ops.cuda.linear`: on an H200 more
-    than 13 rows of GPT-2 XL in 16 bits, and always more than 16), its product is one launch of cuBLAS, beside ours.
+    Where rows are too many, or their channels, for a linear to stream its weights with a norm (`ops.cuda.linear`: on an
+    H200 more than eight rows in 16 bits, and always more than 16), its product is one launch, in tiles or by cuBLAS.
     Without a GPU the limits are an H200's.
     """
     engine = Engine(random_decoder(config, 0, torch.device("meta"), dtype), parts)

@@ -137,7 +137,7 @@ WINDOWED = (
     *(shape for packed in (False, True) for shape in _texts(CAUSAL, window=5, packed=packed)),
     *(shape for packed in (False, True) for shape in _long(causal=True, window=70, packed=packed)),
 )
-WIDTHS = ((1, 64), (5, 96), (33, 768), (0, 64))
+WIDTHS = ((1, 64), (5, 96), (12, 64), (33, 768), (70, 96), (0, 64))
 
 ENCODER_CASES = (
     Case(

@@ -18,10 +18,10 @@ class FusedKernels(Technique):
 
     Without it, a layer is about a dozen launches, and every intermediate result is written to memory and read back.
     With it, a decode layer is five: norm + QKV, attention (which also appends to the KV cache), projection + residual,
-    norm + FC1 + GELU, FC2 + residual. Batches of up to eight rows read every weight once, in one launch per linear,
-    where that was measured to be faster. So do batches of up to 64 rows in 16 bits on a Hopper GPU, where two norms
-    take a launch of their own, and batches of up to 16 on other GPUs. Longer passes, and very wide ones, use cuBLAS and
-    its epilogues for the product, and fuse the rest.
+    norm + FC1 + GELU, FC2 + residual. Batches of up to 16 rows read every weight once, in one launch per linear, where
+    that was measured to be faster. A Hopper GPU does so for up to 64 rows in 16 bits. From nine rows on, it runs the
+    norms by launches of their own, unless the norm is followed by a gated activation. Longer passes, and very wide
+    ones, use cuBLAS and its epilogues for the product, and fuse the rest.
 
     `norm_rows` is TurboTransformers' batch reduction: a group of warps reduces several rows at a time, which hides the
     latency of each row's reduction behind the others. On an H200 enough warps are active to hide it already: with more

@@ -12,10 +12,11 @@ from eet_lab.errors import KernelError
 from eet_lab.ops import cuda, native, reference
 from eet_lab.ops.attention import within_window
 from eet_lab.ops.cases import CASES, Case
+from eet_lab.ops.cuda import choice, linear
 from eet_lab.ops.cuda.attention import Split
 from eet_lab.ops.encoder_cases import ENCODER_CASES
 from eet_lab.ops.records import OPS
-from eet_lab.ops.shapes import AttentionShape, copied
+from eet_lab.ops.shapes import AttentionShape, LinearShape, copied
 from eet_lab.ops.types import Batch, Linear, fresh
 from gpu.launches import launches_of, replayed
 
@@ -85,6 +86,30 @@ def test_no_activation_hides_nan(act, T):
     x[-1, 0] = torch.nan
     out = cuda.norm_linear(x, None, w, act, empty=fresh)
     assert out[-1].isnan().all() and out[:-1].isfinite().all()
+
+
+@pytest.fixture
+def no_tiles(monkeypatch):
+    """Products of 9 to 16 tokens are taken as by GPUs that do not multiply in tiles."""
+    forget = choice.streaming_kernel.cache_clear, choice.streamed.cache_clear
+    monkeypatch.setattr(choice, "FEW_IN_TILES", linear.MOST_TILE_TOKENS + 1)
+    for each in forget:
+        each()
+    yield
+    for each in forget:
+        each()
+
+
+@pytest.mark.parametrize(("T", "N", "C"), [(9, 96, 64), (12, 40, 1600), (16, 4800, 1600), (13, 331, 3080)])
+@pytest.mark.parametrize(("residual", "act"), [(False, None), (False, "gelu_tanh"), (True, None)])
+@pytest.mark.usefixtures("no_tiles")
+def test_nine_to_sixteen_tokens_are_streamed_where_there_are_no_tiles(T, N, C, act, residual):
+    name = "linear_residual" if residual else "norm_linear"
+    case = next(case for case in CASES if case.name == name)
+    shape = LinearShape(T, N, C, act, residual=residual)
+    assert linear.streaming_kernel(T, N, C, 2, normed=not residual) == "linear"
+    for dtype in (torch.float16, torch.bfloat16):
+        case.check(getattr(cuda, case.op), shape, "cuda", dtype)
 
 
 @every_shape((*CASES, *ENCODER_CASES), MOST_BYTES)

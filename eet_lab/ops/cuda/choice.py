@@ -13,9 +13,9 @@ from eet_lab.ops.cuda.plan import Attempt, Product
 from eet_lab.ops.fits import FEW
 
 # Which kernel takes a product was measured by size in 16 bits on an H200, beside cuBLAS (benchmarks/kernel_choice.py)
-# and in chains of a layer's products (LOG). Other GPUs and fp32 follow the same rule.
+# and in chains of a layer's products (LOG). Other GPUs and fp32 follow the same rule, but that they have no tiles.
 MOST_INPUTS, MOST_NORMED = 48 * 1024, 12 * 1024  # inputs of an output; with more, or a norm of more, cuBLAS is ahead
-MOST_NORMED_FROM_NINE = 3584  # the same of a norm, from nine tokens on: cuBLAS is ahead at 4,096, and not at 3,072
+MOST_NORMED_FROM_NINE = 3584  # the same of a norm, from nine tokens on, without tiles: cuBLAS is ahead at 4,096
 CUBLAS_OUTPUTS = 8  # cuBLAS takes up to three times as long if the outputs are no multiple (rows of n50257)
 FEW_IN_TILES = 9  # tokens from which on wgmma_linear takes products in 16 bits, but for those with gates and heads
 MOST_VECTOR_TOKENS = 4  # of vector_linear, in 16 bits

@@ -133,14 +133,15 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dep
     return residual
 
 
-@needs("linear", "vector_linear", "register_linear", "int8_linear", "dequantize", "residual_norm")
+@needs(*PRODUCTS, "residual_norm")
 def linear_residual_norm(
     x: Tensor, w: Linear, residual: Tensor, norm_w: Norm, *, empty: Empty, dependent: bool = False
 ) -> Tensor:
     """norm(linear(x) + residual), written over `residual`: [T,C], [T,N] -> [T,N]; N a multiple of 8.
 
-    Two launches: the product with the residual, streamed for few tokens (as in `norm_linear`) and else by cuBLAS, and
-    the norm, with the bias of cuBLAS's product. int8 weights take one more for cuBLAS.
+    Two launches: the product with the residual, streamed for few tokens (as in `norm_linear`), in tiles for some
+    (`takes_tiles`) and else by cuBLAS, and the norm, with the bias of cuBLAS's product. int8 weights that are not
+    streamed take one more.
     """
     T, _, N = _check_linear(x, w)
     check(residual, "residual", x.dtype, (T, N))
@@ -151,9 +152,12 @@ def linear_residual_norm(
         return residual
     if few:
         _stream(residual, None, x, None, w, residual, None, None, dependent)
-        return residual_norm(residual, norm_w, dependent=dependent)
-    residual.addmm_(x, weight.t())
-    return residual_norm(residual, norm_w, bias=w.bias)
+    elif takes_tiles(T, x):
+        _by_tiles(residual, x, weight, w.bias, residual, None, dependent)
+    else:
+        residual.addmm_(x, weight.t())
+        return residual_norm(residual, norm_w, bias=w.bias)
+    return residual_norm(residual, norm_w, dependent=dependent)
 
 
 class Draw(NamedTuple):
