@@ -11,6 +11,7 @@ import families
 import numpy as np
 import pytest
 import torch
+import transformers
 from test_training import parts
 
 from eet_lab.errors import ModelError, PromptError, RecipeError, TrainingError
@@ -108,6 +109,19 @@ def test_settings_that_cannot_be(changes, says):
 
 def test_betas_may_be_a_list():
     assert TrainSettings(betas=[0.9, 0.98]) == TrainSettings(betas=(0.9, 0.98))
+
+
+def test_one_class_has_nothing_to_choose_between():
+    """Transformers trains regression then, by another loss."""
+    config = transformers.BertConfig(**encoders.SIZES, num_labels=1)
+    with pytest.raises(ModelError, match="has one class, .*for regression.* Load one with two classes at least"):
+        Trainer(load(transformers.BertForSequenceClassification(config), device="cpu").network)
+
+
+def test_texts_without_labels_are_told_how_words_are_masked():
+    bert = Trainer(encoders.ours("bert-mlm").network)
+    with pytest.raises(TrainingError, match=r"and not None\. eet_lab\.training\.masked\(model, rows\) masks words"):
+        bert.step([Example([5, 6, 7])])
 
 
 def test_models_and_parts_that_cannot_be_trained(tmp_path):

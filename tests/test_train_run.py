@@ -58,6 +58,23 @@ def test_a_step_that_fails_keeps_the_last_checkpoint(tmp_path):
     assert next(tmp_path.iterdir()).read_bytes() == before
 
 
+@pytest.mark.parametrize("is_ruined_at_once", [False, True])
+def test_a_step_that_ruins_the_weights_leaves_the_checkpoint_before_it(tmp_path, is_ruined_at_once):
+    """The checkpoint after it was written before anything was seen to be wrong."""
+    if not is_ruined_at_once:
+        train(trainer(), rows(0), folder=tmp_path, save_every=1, **HOW | {"max_steps": 3})
+    ruined = Trainer(families.ours("gpt2").network, lr=1e30)
+    if not is_ruined_at_once:
+        ruined.resume(tmp_path)
+    with pytest.raises(TrainingError, match="has a loss of nan"):
+        train(ruined, rows(0), folder=tmp_path, save_every=1, **HOW)
+    assert [path.name for path in tmp_path.iterdir()] == ["trainer.pt"]
+    if not is_ruined_at_once:
+        again = trainer()
+        again.resume(tmp_path)
+        assert again.num_steps == 3 and again.evaluate([*rows(1, 40)]) < 10
+
+
 def test_held_out_examples_that_can_be_read_once_are_told_each_time():
     held_out = rows(1, 40)
     runs = [train(trainer(), rows(0), held_out=given, **HOW) for given in (held_out, iter(held_out), [*held_out])]

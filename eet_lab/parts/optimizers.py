@@ -159,8 +159,10 @@ class FlatAdamW(_Flat, AdamW):
     """AdamW over one flat buffer for each group of parameters: an update is one launch, however many tensors there are.
 
     The data of the parameters and their gradients move into the buffers, and stay views of them; use it as any
-    optimizer of PyTorch. On a GPU the update is a kernel of ours where these can be built, and else PyTorch's. Source:
-    LightSeq2 (Wang et al., SC 2022), "symbolic tensor link"; the formulas, unlike its, are those of torch.optim.AdamW.
+    optimizer of PyTorch. A parameter that got no gradient has one of 0, so that momentum and weight decay still move
+    it, where PyTorch's leave it: give only those that are trained. On a GPU the update is a kernel of ours where these
+    can be built, and else PyTorch's. Source: LightSeq2 (Wang et al., SC 2022), "symbolic tensor link"; the formulas,
+    unlike its, are those of torch.optim.AdamW.
     """
 
     def launch(self, buffer: Buffer, update: Update, **shared: Any) -> None:

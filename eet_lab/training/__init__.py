@@ -1,6 +1,7 @@
 """Training: batches of examples in, steps of the optimizer out. It knows `Parts`, as engines do, and no technique."""
 
 from eet_lab.training.data import Examples, Rows
+from eet_lab.training.demos import masked
 from eet_lab.training.launch import launch, launch_on_ray
 from eet_lab.training.run import Evaluation, TrainRun, train
 from eet_lab.training.settings import TrainSettings
@@ -20,5 +21,6 @@ __all__ = [
     "Trainer",
     "launch",
     "launch_on_ray",
+    "masked",
     "train",
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from shutil import disk_usage
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from eet_lab.parts.buffers import is_dense
 from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.words import counted, sized, some, visible
 
-NAME = "trainer.pt"
+NAME, PREVIOUS = "trainer.pt", "trainer.previous.pt"
 FORMAT = 1
 AGAIN = "Take an older checkpoint."
 
@@ -48,10 +49,42 @@ def write(folder: str | Path, state: Mapping[str, Any]) -> Path:
     return path
 
 
+def keep(folder: str | Path) -> None:
+    """Keep the checkpoint that is there, if one is, beside the one that is written next. Errors: TrainingError."""
+    folder = folder_path(folder, TrainingError)
+    path, previous = folder / NAME, folder / PREVIOUS
+    try:
+        if not path.is_file():
+            return
+        previous.unlink(missing_ok=True)
+        try:
+            os.link(path, previous)
+        except OSError:  # a file system without links
+            shutil.copyfile(path, previous)
+    except OSError as error:
+        raise TrainingError(
+            f"The checkpoint in {visible(str(folder))} cannot be kept beside the next one ({first_line(error)})"
+            f"{_room(folder)}. Choose another folder, or make room there."
+        ) from error
+
+
+def forget(folder: str | Path) -> None:
+    """Remove what was kept."""
+    with suppress(OSError):
+        (folder_path(folder, TrainingError) / PREVIOUS).unlink(missing_ok=True)
+
+
+def restore(folder: str | Path) -> None:
+    """Put back what was kept; where nothing was, the newest checkpoint stays."""
+    folder = folder_path(folder, TrainingError)
+    with suppress(OSError):
+        (folder / PREVIOUS).replace(folder / NAME)
+
+
 def _room(folder: Path) -> str:
     """How much is free there, in words, as torch's writer does not say that a disk is full; nothing if unknown."""
     try:
-        return f", where {sized(disk_usage(folder).free)} are free"
+        return f", where {sized(shutil.disk_usage(folder).free)} are free"
     except (OSError, ValueError):  # a name with a NUL byte is a ValueError
         return ""
 

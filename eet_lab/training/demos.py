@@ -43,7 +43,10 @@ def bundled(model: Model, task: TrainTask, row_tokens: int) -> Numbered:
 
 
 def masked(model: Model, rows: Numbered) -> Masked:
-    """The same, with some words masked. ModelError where the tokenizer has no word for that."""
+    """Rows of texts with some words masked, others in each epoch, for a model to learn masked language modeling from.
+
+    Errors: ModelError where the tokenizer has no word for that.
+    """
     word = FAMILIES[model.config.family].MASK
     mask_id = None if model.tokenizer is None else model.tokenizer.id_of(word)
     if mask_id is None:

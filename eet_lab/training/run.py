@@ -12,7 +12,7 @@ from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.training import checkpoint
 from eet_lab.training.data import Batches, check_batches
-from eet_lab.training.step import Step
+from eet_lab.training.step import NotFinite, Step
 from eet_lab.training.tasks import Example
 from eet_lab.training.trainer import Trainer
 from eet_lab.words import told
@@ -66,7 +66,8 @@ def train(
     never stopped. The loss of `held_out` is told before the first step, every `evaluate_every` steps, and at the end;
     a checkpoint is written to `folder` every `save_every` steps, and at the end. `cancel` ends the run between two
     passes: what was trained until then is saved, and returned. Errors: TrainingError before any work; those of
-    `Trainer.step`, after which the last checkpoint is as it was.
+    `Trainer.step`, after which the last checkpoint is as it was: where a loss is not finite, the last one from whose
+    weights a step had a finite one.
     """
     if not isinstance(trainer, Trainer):
         raise TrainingError(f"trainer is {told(trainer)}, but it must be a Trainer: give Trainer(model.network).")
@@ -93,7 +94,7 @@ def train(
         trainer.ranks.by_first(lambda: checkpoint.check(folder))
     if isinstance(held_out, Iterator):  # it can be read once
         held_out = [*held_out]
-    steps, evaluations = list[Step](), list[Evaluation]()
+    steps, evaluations, is_unproven = list[Step](), list[Evaluation](), False
 
     def evaluate() -> None:
         if held_out is not None:
@@ -102,6 +103,19 @@ def train(
             if on_evaluation is not None:
                 on_evaluation(evaluations[-1])
 
+    def save() -> None:
+        nonlocal is_unproven
+        if folder is not None:
+            trainer.ranks.by_first(lambda: checkpoint.keep(folder))
+            trainer.save(folder)
+            is_unproven = True
+
+    def end_of_doubt(what: Callable[[str | Path], None]) -> None:
+        nonlocal is_unproven
+        if folder is not None and is_unproven:
+            trainer.ranks.by_first(lambda: what(folder))
+            is_unproven = False
+
     def is_due(every: int | None) -> bool:
         return every is not None and trainer.num_steps % every == 0
 
@@ -109,6 +123,7 @@ def train(
         evaluate()
         for step in trainer.steps((rows.batch(n, batch_rows) for n in range(trainer.num_steps, max_steps)), cancel):
             steps.append(step)
+            end_of_doubt(checkpoint.forget)
             if on_step is not None:
                 on_step(steps[-1])
             if progress is not None:
@@ -116,9 +131,13 @@ def train(
             is_last = trainer.num_steps == max_steps
             if is_due(evaluate_every) or is_last:
                 evaluate()
-            if folder is not None and (is_due(save_every) or is_last):
-                trainer.save(folder)
+            if is_due(save_every) or is_last:
+                save()
     except Cancelled:
-        if folder is not None and steps:
-            trainer.save(folder)
+        if steps:
+            save()
+    except NotFinite:
+        end_of_doubt(checkpoint.restore)
+        raise
+    end_of_doubt(checkpoint.forget)
     return TrainRun(tuple(steps), tuple(evaluations), was_stopped=trainer.num_steps < max_steps)

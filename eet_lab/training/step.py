@@ -54,6 +54,10 @@ class Step:
     work: Work | None = None
 
 
+class NotFinite(TrainingError):
+    """A loss or a gradient that is no finite number."""
+
+
 def not_finite(
     number: int,
     parameters: Mapping[str, Tensor],
@@ -62,7 +66,7 @@ def not_finite(
     loss: float,
     grad_norm: float,
     again: Callable[[TrainPass, Callable[[Ops], Ops]], object],
-) -> TrainingError:
+) -> NotFinite:
     """What to tell of a step that cannot be made: which examples, and the first tensor that is not finite.
 
     `again` makes a pass forward once more, with its ops changed.
@@ -74,7 +78,7 @@ def not_finite(
     made = ("loss, which finite weights gave" for _ in bad)  # before any gradient
     grads = (f"gradient of {path}" for path, t in parameters.items() if t.grad is not None and not _is_finite(t.grad))
     first = next(chain(weights, outputs, made, grads), "none of the weights")
-    return TrainingError(
+    return NotFinite(
         f"Step {number} has a loss of {loss} and a gradient norm of {grad_norm}, and was left out: the weights are "
         f"those before it. The first tensor that is not finite is the {first}, in a pass over "
         f"{counted(len(examples), 'example')}, {some(examples)}. Use a smaller lr or max_grad_norm, more warmup_steps, "

@@ -94,6 +94,11 @@ class TrainTask:
             raise ModelError(
                 f"This checkpoint lacks {HEADS[self.needs]}, which {self.name} trains. Load one that was saved with it."
             )
+        if self.num_labels(config) < 2:
+            raise ModelError(
+                f"This checkpoint has one class, as transformers has it for regression, and {self.name} has nothing to "
+                "choose between. Load one with two classes at least."
+            )
 
     def read(self, examples: Sequence[Example], config: Config) -> list[tuple[Readable, np.ndarray | None]]:
         """The texts with the places that have a label, and the labels; None: the next tokens, which are not checked
@@ -104,7 +109,12 @@ class TrainTask:
             try:
                 places, labels = self.labelled(example)
             except (TypeError, ValueError) as error:
-                raise TrainingError(f"Example {number} has labels that {self.name} cannot read: {error}") from error
+                remedy = ""
+                if self is MASKED and example.labels is None:
+                    remedy = " eet_lab.training.masked(model, rows) masks words of rows, and labels them."
+                raise TrainingError(
+                    f"Example {number} has labels that {self.name} cannot read: {error}{remedy}"
+                ) from error
             found.append((example.read(places, config), labels))
         given = [(number, labels) for number, (_, labels) in enumerate(found, 1) if labels is not None]
         if not _are_within(limit, [labels for _, labels in given]):

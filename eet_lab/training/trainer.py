@@ -23,7 +23,7 @@ from torch import Tensor
 
 from eet_lab.devices import present
 from eet_lab.engine.exclusive import exclusive
-from eet_lab.errors import ModelError, RecipeError, TrainingError
+from eet_lab.errors import ModelError, RecipeError
 from eet_lab.models.decoder import Decoder, mapped
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.table import constants
@@ -42,7 +42,7 @@ from eet_lab.training.data import iterable_batches
 from eet_lab.training.forward import check_trained, loss_of
 from eet_lab.training.ranks import ranks
 from eet_lab.training.settings import TrainSettings
-from eet_lab.training.step import Step, Work, go_on, not_finite, until
+from eet_lab.training.step import NotFinite, Step, Work, go_on, not_finite, until
 from eet_lab.training.tasks import Example, task_of, trained
 
 REMEDY = f"Use a smaller batch_tokens, a smaller model, or bfloat16. {OTHERS}"
@@ -235,7 +235,8 @@ class Trainer:
             advice = (
                 "Begin again with a smaller lr if steps have made the weights too large, or look at these examples."
             )
-            raise TrainingError(f"These examples have a loss of {loss}. {advice}")
+            made = f"After {self.num_steps:,} steps" if self.num_steps else "Before any step"
+            raise NotFinite(f"{made} these examples have a loss of {loss}. {advice}")
         return loss
 
     @exclusive
