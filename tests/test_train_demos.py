@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from eet_lab.cli import main
 from eet_lab.encoding import fill_mask
@@ -193,7 +194,9 @@ def test_the_command_trains_and_saves(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "2 steps in" in told and "right: 0 % of all answers" in told and "saved in" in told
     assert line.startswith("[0/2] reading what was held out\n") and "overwrite" not in line
     model = load(tmp_path / "kept", device="cpu")
-    assert model.encode("forty two 42") == demo_of("translator-tiny").model().encode("forty two 42")
+    ids = demo_of("translator-tiny").model().encode("forty two 42")
+    assert model.encode("forty two 42") == ids
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "kept")("forty two 42").input_ids == ids
     capsys.readouterr()
     assert main(["generate", "forty two", "--model", str(tmp_path / "kept"), "--device", "cpu"]) == 0
     assert capsys.readouterr().out.startswith("forty two >> ")

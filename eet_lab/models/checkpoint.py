@@ -24,6 +24,8 @@ SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 """Weights of newer checkpoints, and of older ones, which are read only where there are no others, as tensors only."""
 MAX_JSON_BYTES = 16 << 20
 """A config has some kilobytes, and the index of the largest checkpoints a few megabytes."""
+NAMELESS = ("marian",)
+"""Families whose own tokenizer in transformers reads no tokenizer.json: the one for any has to be named."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -148,10 +150,13 @@ def copy_others(source: Path, folder: Path, has_tokenizer: bool) -> None:
                 shutil.copyfile(path, folder / path.name)
 
 
-def write_tokenizer(json: str, folder: Path) -> None:
-    """A tokenizer as `tokenizers` writes it. ModelError where it cannot be written."""
+def write_tokenizer(words: str, family: str, folder: Path) -> None:
+    """A tokenizer as `tokenizers` writes it, for transformers too. ModelError where it cannot be written."""
     with _writing(folder):
-        (folder / "tokenizer.json").write_text(json, encoding="utf-8")
+        (folder / "tokenizer.json").write_text(words, encoding="utf-8")
+        if family in NAMELESS:
+            settings = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+            (folder / "tokenizer_config.json").write_text(settings, encoding="utf-8")
 
 
 def write_generation(settings: Mapping[str, Any] | None, folder: Path) -> None:

@@ -129,7 +129,7 @@ class Model:
         else:
             checkpoint.copy_others(self.folder, path, has_tokenizer=is_copied)
         if not is_copied and self.tokenizer is not None and (written := self.tokenizer.written()):
-            checkpoint.write_tokenizer(written.json, path)
+            checkpoint.write_tokenizer(written.json, self.config.family, path)
 
 
 def load(
