@@ -120,7 +120,7 @@ def test_one_class_has_nothing_to_choose_between():
 
 def test_texts_without_labels_are_told_how_words_are_masked():
     bert = Trainer(encoders.ours("bert-mlm").network)
-    with pytest.raises(TrainingError, match=r"and not None\. eet_lab\.training\.masked\(model, rows\) masks words"):
+    with pytest.raises(TrainingError, match=r"there are none\. eet_lab\.training\.masked\(model, rows\) masks words"):
         bert.step([Example([5, 6, 7])])
 
 

@@ -63,12 +63,14 @@ def test_a_step_that_ruins_the_weights_leaves_the_checkpoint_before_it(tmp_path,
     """The checkpoint after it was written before anything was seen to be wrong."""
     if not is_ruined_at_once:
         train(trainer(), rows(0), folder=tmp_path, save_every=1, **HOW | {"max_steps": 3})
+    (tmp_path / "trainer.previous.pt").write_bytes(b"of a run that was killed")
     ruined = Trainer(families.ours("gpt2").network, lr=1e30)
     if not is_ruined_at_once:
         ruined.resume(tmp_path)
     with pytest.raises(TrainingError, match="has a loss of nan"):
         train(ruined, rows(0), folder=tmp_path, save_every=1, **HOW)
     assert [path.name for path in tmp_path.iterdir()] == ["trainer.pt"]
+    assert (tmp_path / "trainer.pt").stat().st_size > 1000
     if not is_ruined_at_once:
         again = trainer()
         again.resume(tmp_path)

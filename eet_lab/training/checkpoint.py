@@ -54,9 +54,9 @@ def keep(folder: str | Path) -> None:
     folder = folder_path(folder, TrainingError)
     path, previous = folder / NAME, folder / PREVIOUS
     try:
+        previous.unlink(missing_ok=True)  # of a run that was killed
         if not path.is_file():
             return
-        previous.unlink(missing_ok=True)
         try:
             os.link(path, previous)
         except OSError:  # a file system without links

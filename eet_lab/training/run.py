@@ -94,7 +94,8 @@ def train(
         trainer.ranks.by_first(lambda: checkpoint.check(folder))
     if isinstance(held_out, Iterator):  # it can be read once
         held_out = [*held_out]
-    steps, evaluations, is_unproven = list[Step](), list[Evaluation](), False
+    steps, evaluations = list[Step](), list[Evaluation]()
+    has_previous = False  # no step has told yet whether the newest checkpoint's weights give a finite loss
 
     def evaluate() -> None:
         if held_out is not None:
@@ -104,17 +105,17 @@ def train(
                 on_evaluation(evaluations[-1])
 
     def save() -> None:
-        nonlocal is_unproven
+        nonlocal has_previous
         if folder is not None:
             trainer.ranks.by_first(lambda: checkpoint.keep(folder))
             trainer.save(folder)
-            is_unproven = True
+            has_previous = True
 
-    def end_of_doubt(what: Callable[[str | Path], None]) -> None:
-        nonlocal is_unproven
-        if folder is not None and is_unproven:
-            trainer.ranks.by_first(lambda: what(folder))
-            is_unproven = False
+    def end_previous(forget_or_restore: Callable[[str | Path], None]) -> None:
+        nonlocal has_previous
+        if folder is not None and has_previous:
+            trainer.ranks.by_first(lambda: forget_or_restore(folder))
+            has_previous = False
 
     def is_due(every: int | None) -> bool:
         return every is not None and trainer.num_steps % every == 0
@@ -123,7 +124,7 @@ def train(
         evaluate()
         for step in trainer.steps((rows.batch(n, batch_rows) for n in range(trainer.num_steps, max_steps)), cancel):
             steps.append(step)
-            end_of_doubt(checkpoint.forget)
+            end_previous(checkpoint.forget)
             if on_step is not None:
                 on_step(steps[-1])
             if progress is not None:
@@ -137,7 +138,7 @@ def train(
         if steps:
             save()
     except NotFinite:
-        end_of_doubt(checkpoint.restore)
+        end_previous(checkpoint.restore)
         raise
-    end_of_doubt(checkpoint.forget)
+    end_previous(checkpoint.forget)
     return TrainRun(tuple(steps), tuple(evaluations), was_stopped=trainer.num_steps < max_steps)

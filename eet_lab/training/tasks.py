@@ -109,12 +109,7 @@ class TrainTask:
             try:
                 places, labels = self.labelled(example)
             except (TypeError, ValueError) as error:
-                remedy = ""
-                if self is MASKED and example.labels is None:
-                    remedy = " eet_lab.training.masked(model, rows) masks words of rows, and labels them."
-                raise TrainingError(
-                    f"Example {number} has labels that {self.name} cannot read: {error}{remedy}"
-                ) from error
+                raise TrainingError(f"Example {number} has labels that {self.name} cannot read: {error}") from error
             found.append((example.read(places, config), labels))
         given = [(number, labels) for number, (_, labels) in enumerate(found, 1) if labels is not None]
         if not _are_within(limit, [labels for _, labels in given]):
@@ -149,6 +144,12 @@ def _at_their_places(example: Example) -> tuple[Sequence[int], np.ndarray]:
             f"{told(example.labels)}."
         )
     return _labelled(array)
+
+
+def _masked_words(example: Example) -> tuple[Sequence[int], np.ndarray]:
+    if example.labels is None:
+        raise ValueError("there are none. eet_lab.training.masked(model, rows) masks words of rows, and labels them.")
+    return _at_their_places(example)
 
 
 def _labelled(array: np.ndarray) -> tuple[Sequence[int], np.ndarray]:
@@ -205,7 +206,7 @@ def _num_classes(config: Any) -> int:
 LANGUAGE = TrainTask("language modeling", _next_tokens, decoder.logits, attrgetter("norm", "head"), _vocab)
 """Each token from those before it."""
 MASKED = TrainTask(
-    "masked language modeling", _at_their_places, lambda model, ops, states: model.mlm_logits(ops, states),
+    "masked language modeling", _masked_words, lambda model, ops, states: model.mlm_logits(ops, states),
     attrgetter("mlm_transform", "mlm_norm", "head"), _vocab, needs="mlm",
 )  # fmt: skip
 """The tokens that stood where others stand now."""
