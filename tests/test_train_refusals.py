@@ -59,6 +59,31 @@ def test_batches_that_are_none(batches):
             work()
 
 
+def test_a_batch_that_is_larger_than_what_was_reserved():
+    """By the tokens of a pass, by its labels, and by its longest text; the batch before it has had its step."""
+    labels = [IGNORED, 3, IGNORED, IGNORED]
+    small, packed = [Example([5, 6, 7, 8], labels)] * 3, Recipe.parse("pre_padding,mask_removal,packed_prefill").parts
+    trainer = Trainer(families.ours("gpt2").network, packed, batch_tokens=16)
+    trainer.reserve([small, [Example([5] * 5, [*labels, IGNORED])]])
+    trainer.reserve([])
+    trainer.reserve([small[:1]])
+    for larger, says in (
+        (small * 2, "A pass over 4 examples has 16 tokens, but Trainer.reserve has taken memory for at most 12. Give"),
+        ([Example([5, 6, 7, 8])] * 2, "A pass over 2 examples has 6 labels, but .* at most 4"),
+        ([Example([5] * 6, [*labels, IGNORED, IGNORED])], "1 example has a text of 6 tokens, but .* at most 5"),
+    ):
+        steps, before = trainer.steps([small, larger]), trainer.num_steps
+        assert next(steps).number == before
+        kept = [parameter.detach().clone() for parameter in trainer.parameters.values()]
+        for refused in (lambda steps=steps: next(steps), lambda larger=larger: trainer.gradients(larger)):
+            with pytest.raises(TrainingError, match=says):
+                refused()
+        assert all(map(torch.equal, kept, trainer.parameters.values()))
+        assert trainer.evaluate(larger) > 0  # which keeps nothing for a backward pass
+        trainer.reserve([larger])
+        assert trainer.step(larger).number == before + 1
+
+
 def test_a_class_is_not_ignored():
     for label in (IGNORED, 2**63, 2**70):
         says = f"Example 2 has the label {label}, but labels are from 0 to 2. An example without a class must be left"

@@ -11,6 +11,7 @@ import torch
 
 from eet_lab.bench.train_compare import compare_training, ladder_training
 from eet_lab.errors import TrainingError
+from eet_lab.technique import Recipe
 from eet_lab.training import Rows, Trainer, train
 
 
@@ -45,6 +46,16 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path):
         losses += train(again, rows(0), folder=tmp_path, save_every=3, **HOW | {"max_steps": limit}).losses
     assert tuple(losses) == run.losses
     assert all(torch.equal(a, b) for a, b in zip(again.parameters.values(), whole.parameters.values(), strict=True))
+
+
+def test_memory_is_taken_first_and_steps_stay_the_same_to_the_bit():
+    packed = Recipe.parse("pre_padding,mask_removal,packed_prefill").parts
+    plain, reserved = (Trainer(families.ours("gpt2").network, packed, dropout=0.1, lr=1e-2) for _ in range(2))
+    losses = train(plain, rows(0), **HOW).losses
+    assert train(reserved, rows(0), reserve=True, **HOW).losses == losses
+    assert all(map(torch.equal, reserved.parameters.values(), plain.parameters.values()))
+    with pytest.raises(TrainingError, match="has 48 tokens, but Trainer.reserve has taken memory for at most 36"):
+        reserved.step(rows(0).batch(0, 4))
 
 
 def test_a_step_that_fails_keeps_the_last_checkpoint(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -55,6 +55,7 @@ def train(
     evaluate_every: int | None = None,
     folder: str | Path | None = None,
     save_every: int | None = None,
+    reserve: bool = False,
     on_step: Callable[[Step], object] | None = None,
     on_evaluation: Callable[[Evaluation], object] | None = None,
     progress: Progress | None = None,
@@ -64,9 +65,10 @@ def train(
 
     Which rows a step reads depends on its number, so that a trainer that was saved and resumed goes on as if it had
     never stopped. The loss of `held_out` is told before the first step, every `evaluate_every` steps, and at the end;
-    a checkpoint is written to `folder` every `save_every` steps, and at the end. `cancel` ends the run between two
-    passes: what was trained until then is saved, and returned. Errors: TrainingError before any work; those of
-    `Trainer.step`, after which the last checkpoint is as it was: where a loss is not finite, the last one from whose
+    a checkpoint is written to `folder` every `save_every` steps, and at the end. With `reserve` all memory is taken
+    before the first step, by `Trainer.reserve` over all batches, which are read twice then. `cancel` ends the run
+    between two passes: what was trained until then is saved, and returned. Errors: TrainingError before any work; those
+    of `Trainer.step`, after which the last checkpoint is as it was: where a loss is not finite, the last one from whose
     weights a step had a finite one.
     """
     if not isinstance(trainer, Trainer):
@@ -120,9 +122,14 @@ def train(
     def is_due(every: int | None) -> bool:
         return every is not None and trainer.num_steps % every == 0
 
+    def batches() -> Iterator[Sequence[Example]]:
+        return (rows.batch(n, batch_rows) for n in range(trainer.num_steps, max_steps))
+
     try:
+        if reserve:
+            trainer.reserve(batches(), cancel)
         evaluate()
-        for step in trainer.steps((rows.batch(n, batch_rows) for n in range(trainer.num_steps, max_steps)), cancel):
+        for step in trainer.steps(batches(), cancel):
             steps.append(step)
             end_previous(checkpoint.forget)
             if on_step is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -41,6 +41,7 @@ from eet_lab.training.batch import Checked, Given, Ready, Totals, TrainPass, Upd
 from eet_lab.training.data import iterable_batches
 from eet_lab.training.forward import check_trained, loss_of
 from eet_lab.training.ranks import ranks
+from eet_lab.training.reserved import PassSize, Scan, check_reserved
 from eet_lab.training.settings import TrainSettings
 from eet_lab.training.step import NotFinite, Step, Work, go_on, not_finite, until
 from eet_lab.training.tasks import Example, task_of, trained
@@ -104,6 +105,7 @@ class Trainer:
         )  # fmt: skip
         self.loss_scale = self.settings.loss_scale(network.dtype)
         self.num_steps = 0
+        self._reserved: PassSize | None = None  # the most that memory is taken for; None: no limit
         self._made: Returned | None = None  # the last update's numbers, until it is counted
         self.busy = Lock()
         self._staging = Staging(network.device)
@@ -243,25 +245,24 @@ class Trainer:
     def reserve(self, batches: Iterable[Sequence[Example]], cancel: Cancel | None = None) -> None:
         """Take all memory, and capture all launches, that steps over such batches will need: the largest pass first.
 
-        No weight changes. Without it, the first steps do so, and memory grows with the largest step so far. Errors:
-        those of `step`.
+        No weight changes. From then on a step is refused before any work where one of its passes has more tokens, more
+        labels or a longer text than all of these; another call adds to them. Without it, the first steps take memory,
+        which grows with the largest step so far. Errors: those of `step`.
         """
         self._settle()
-        found: dict[Hashable, tuple[int, Given]] = {}
+        found = Scan()
         for examples in iterable_batches(batches):
             batch = self._checked(examples)
             for number, each in enumerate(until(cancel, self._passes(batch))):
                 given = self._given(each, batch, self.settings, is_first=number == 0)
-                size, kind = each.group.computed_tokens, self._launch.kind(given)
-                if kind not in found or size > found[kind][0]:
-                    found[kind] = size, given
+                found.add(each.group, self._launch.kind(given), given)
         no_numbers = torch.full((2,), torch.nan, dtype=torch.float64, device=self.model.device)
-        work: list[Any] = [each for _, each in sorted(found.values(), key=lambda sized: -sized[0])]
-        work += Totals(no_numbers[0].float()), self._update_inputs(no_numbers, 0.0)  # such a step changes nothing
+        no_update = Totals(no_numbers[0].float()), self._update_inputs(no_numbers, 0.0)
         with self._memory("a training pass"), library_noise(0, self.model.device):  # others' draws stay theirs
-            for piece in until(cancel, work):
+            for piece in until(cancel, [*found.largest(), *no_update]):
                 for _ in range(1 + self._launch.is_captured):  # the first one is not captured
                     self._launch(piece)
+        self._reserved = found.most.or_more(self._reserved) if found.most else self._reserved
 
     @exclusive
     def save(self, folder: str | Path) -> Path:
@@ -323,6 +324,7 @@ class Trainer:
         with self._memory("a training pass"):
             batch = self._checked(examples)
             passes = [*self._passes(batch)]
+            check_reserved(passes, self._reserved)
             return Ready(batch, passes, [self._given(each, batch, self.settings, is_first=True) for each in passes[:1]])
 
     def _backward(self, ready: Ready, cancel: Cancel | None) -> tuple[list[Tensor], Tensor]:
