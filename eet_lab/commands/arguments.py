@@ -19,8 +19,12 @@ MOST_KEY = 16_384
 """Bytes of a file with an API key."""
 
 
-def add_model(parser: argparse.ArgumentParser, default: str | None = "demo") -> None:
-    """--model, --device and --dtype."""
+def add_model(
+    parser: argparse.ArgumentParser,
+    default: str | None = "demo",
+    dtype: str = "float16 on a GPU, float32 on the CPU",
+) -> None:
+    """--model, --device and --dtype; the help says what `dtype` is without it."""
     group = parser.add_argument_group("model")
     if default is not None:
         group.add_argument(
@@ -31,9 +35,7 @@ def add_model(parser: argparse.ArgumentParser, default: str | None = "demo") -> 
             "folder in Hugging Face format, or a hub name such as openai-community/gpt2 (default: %(default)s)",
         )
     group.add_argument("--device", metavar="NAME", help="cuda, cuda:1 or cpu (default: the GPU where there is one)")
-    group.add_argument(
-        "--dtype", choices=["float16", "bfloat16", "float32"], help="default: float16 on a GPU, float32 on the CPU"
-    )
+    group.add_argument("--dtype", choices=["float16", "bfloat16", "float32"], help=f"default: {dtype}")
 
 
 def load_model(args: argparse.Namespace, name: str) -> Model:

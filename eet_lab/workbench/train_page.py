@@ -19,11 +19,12 @@ from eet_lab.models import Model
 from eet_lab.models.config import Config, VisionConfig
 from eet_lab.technique import Technique, known, obstacle, registry
 from eet_lab.training import TrainRun
+from eet_lab.training.asked import TrainAsked
 from eet_lab.training.run import Evaluation
 from eet_lab.training.tasks import task_of
 from eet_lab.words import MiB, amount, brief, counted, percent, visible
 from eet_lab.workbench.actions import ActionPage, field, help_line
-from eet_lab.workbench.train_jobs import Compared, Look, TrainAsked
+from eet_lab.workbench.train_jobs import Compared, Look
 
 LINES = {
     "loss": ("loss", "nats a label", {"training": theme.BASELINE, "held-out": theme.SELECTION}),

@@ -18,11 +18,12 @@ from eet_lab.labels import with_labels
 from eet_lab.models import Model, load
 from eet_lab.technique import Recipe, everything
 from eet_lab.training import TrainRun
+from eet_lab.training.asked import TrainAsked
 from eet_lab.training.run import Evaluation
 from eet_lab.words import told, visible
 from eet_lab.workbench.actions import ActionController, ActionView
 from eet_lab.workbench.threads import Answer, Background, drained
-from eet_lab.workbench.train_jobs import Compared, Look, TrainAsked, Trained, compare_recipes, train_model
+from eet_lab.workbench.train_jobs import Compared, Look, Trained, compare_recipes, train_model
 from eet_lab.workbench.train_page import TrainPage
 
 

@@ -27,9 +27,10 @@ from eet_lab.models.table import flat
 from eet_lab.models.tokenizer import Tokenizer
 from eet_lab.models.weights import random_decoder
 from eet_lab.training import demos
+from eet_lab.training.asked import TrainAsked
 from eet_lab.training.demos import demo_of
 from eet_lab.workbench import train_jobs, train_page
-from eet_lab.workbench.train_jobs import TrainAsked, train_model
+from eet_lab.workbench.train_jobs import train_model
 from eet_lab.workbench.train_view import TrainView
 
 ROWS = {"row_tokens": 12, "batch_rows": 2, "warmup_steps": 2, "lr": 1e-2}

@@ -1,0 +1,63 @@
+"""`eet-lab train` with a model of one's own: what is learned of a file, kept, and gone on from."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from eet_lab.cli import main
+from eet_lab.models import load
+
+SMALL = ["--row-tokens", "8", "--batch-rows", "2", "--lr", "1e-3", "--device", "cpu"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    rows = [{"text": f"def add_{number}(a, b): return a + b"} for number in range(20)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(tmp_path / "texts.jsonl")
+
+
+def test_a_model_learns_a_file_is_saved_and_goes_on(tmp_path, data, capsys, monkeypatch):
+    words = ["train", "--model", "demo", "--data", data, *SMALL, "--checkpoint", str(tmp_path / "run")]
+    assert main([*words, "--steps", "3", "--save", str(tmp_path / "tuned")]) == 0
+    told, line = capsys.readouterr()
+    assert "3 steps in" in told and "rows, and" in told and "held out\n" in told and "tokens/s" in told
+    before, after = (float(word) for word in told.split("held out ")[-1].split("\n")[0].split(" to "))
+    assert after < before and "will not be kept" not in line
+    assert load(tmp_path / "tuned", device="cpu").encode("def add") == load("demo", device="cpu").encode("def add")
+    assert main([*words, "--steps", "5"]) == 2 and "holds a checkpoint, which this" in capsys.readouterr().err
+    assert main([*words, "--steps", "3", "--resume"]) == 2 and "already has 3 steps" in capsys.readouterr().err
+    stop = threading.Event()
+    monkeypatch.setattr("eet_lab.commands.terminal.stoppable", lambda: nullcontext(stop))
+    monkeypatch.setattr("eet_lab.commands.terminal.ProgressLine.__call__", lambda _, done, *__: done > 3 and stop.set())
+    assert main([*words, "--steps", "9", "--resume"]) == 130 and "1 step in" in capsys.readouterr().out
+    stop.clear()
+    monkeypatch.setattr("eet_lab.commands.terminal.ProgressLine.__call__", lambda *_: None)
+    assert main([*words, "--steps", "5", "--resume"]) == 0 and "1 step in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "Which model? Give the NAME of a small one"),
+        (["vit-tiny", "--model", "demo"], "vit-tiny is trained from nothing, and --model demo is another"),
+        (["vit-tiny", "--row-tokens", "8"], "--row-tokens is for a model of your own. Give that as --model"),
+        (["vit-tiny", "--resume"], "--resume is for a model of your own"),
+        (["--model", "demo", "--resume"], "There is no checkpoint to --resume from"),
+        (["--model", "demo", "--task", "tokens"], "task is 'tokens', but it must be one of"),
+        (["--model", "demo", "--steps", "0"], "max_steps is 0, but it must be a whole number from 1"),
+        (["--model", "demo", "--lr", "-1"], "lr is -1.0, but it must be a number from 0"),
+        (["--model", "demo", "--data", "none.txt"], "none.txt cannot be read: No such file or directory"),
+        (["--model", "demo", "--recipe", "memory_reuse"], "memory_reuse cannot run on this model: it is for inference"),
+    ],
+)
+def test_what_cannot_be_trained_is_told_before_any_step(words, says, capsys, monkeypatch):
+    monkeypatch.setattr("eet_lab.training.trainer.Trainer.step", lambda *_: pytest.fail("it trained"))
+    assert main(["train", *words, "--device", "cpu"]) == 2
+    told = capsys.readouterr().err
+    assert says in told and "will not be kept" not in told
