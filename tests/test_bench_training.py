@@ -228,6 +228,10 @@ def test_two_recipes_take_the_same_steps_in_turn():
     drawn = plot(found)
     assert [len(line.x) for line in drawn.data] == [8, 8] and drawn.data[0].name == "baseline"
     assert drawn.layout.title.text.startswith("Same loss curve?")
+    frame = found.to_frame()
+    assert [*frame.index] == ["baseline", "selection"] and frame.loc["selection", "recipe"] == found.selection.recipe
+    assert frame.loc["baseline", "loss"] == found.baseline.losses[-1] and frame.loc["baseline", "repeats"] == 6
+    assert frame.step_ms.tolist() == pytest.approx([found.change.before, found.change.after], abs=1e-3)
     same = compare_training(model, rows, "", **how)
     assert same.verdict == "identical" and same.max_error == 0 and "to the bit" in same.explanation
     assert same.baseline.losses == found.baseline.losses
@@ -252,6 +256,12 @@ def test_a_ladder_of_training_credits_each_technique_and_stops_with_what_it_has(
     assert found.whole.baseline == found.rungs[0].found.baseline and found.whole.selection.recipe == found.recipe
     assert {rung.found.verdict for rung in (*found.rungs, *found.left_out)} <= {"identical", "within rounding"}
     assert all(rung.found.baseline == found.whole.selection for rung in found.left_out) and not found.partial
+    frame = found.to_frame()
+    names = [("added", name) for name in ("baseline", *recipe.split(","))]
+    assert [*frame.index] == names + [("left out", name) for name in recipe.split(",")]
+    steps, own = frame.step_ms.tolist(), frame.delta_ms.tolist()
+    assert math.isnan(own[0]) and own[1:4] == pytest.approx([b - a for a, b in pairwise(steps[:4])], abs=1e-3)
+    assert frame.loc[("left out", "pre_padding"), "along"] == "packed_prefill"
 
     def stops(so_far):
         stop.set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html as markup
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from eet_lab.bench.results import Comparison, Ladder, Run, Rung
 
 Rows = list[list[str]]
+Record = dict[str, Any]
 
 NOT_TOLD = "What the live view costs cannot be told from noise."
 MEMORY_NAMES = {"peak": PEAK.name, **{key: f"  {part}" for key, part in MEMORY_PARTS.items()}}
@@ -38,19 +39,30 @@ MEMORY_NAMES = {"peak": PEAK.name, **{key: f"  {part}" for key, part in MEMORY_P
 
 def frame(result: Any) -> Any:
     """One row per measurement, indexed by recipe (and technique, for a ladder)."""
-    import pandas as pd
-
     if hasattr(result, "rungs"):
-        groups = [("added", r) for r in result.rungs] + [("left out", r) for r in result.left_out]
-        records = [_rung_record(how, rung) for how, rung in groups]
-        return pd.DataFrame.from_records(records, index=["how", "technique"])
+        return rungs_frame(map(_rung_record, result.rungs), map(_rung_record, result.left_out))
     if hasattr(result, "measurement"):
-        return pd.DataFrame.from_records([{"run": "watched"} | _record(result.measurement)], index="run")
+        return runs_frame({"watched": _record(result.measurement)})
     runs = {"baseline": result.baseline, "selection": result.selection}
     if result.watched is not None:
         runs["watched"] = result.watched
-    records = [{"run": name} | _record(m) for name, m in runs.items()]
-    return pd.DataFrame.from_records(records, index="run")
+    return runs_frame({name: _record(m) for name, m in runs.items()})
+
+
+def runs_frame(records: Mapping[str, Record]) -> Any:
+    """A row for each run, by its name."""
+    import pandas as pd
+
+    return pd.DataFrame.from_records([{"run": name} | record for name, record in records.items()], index="run")
+
+
+def rungs_frame(added: Iterable[Record], left_out: Iterable[Record]) -> Any:
+    """A row for each rung of a ladder, which its record names by "technique"."""
+    import pandas as pd
+
+    groups = {"added": added, "left out": left_out}
+    records = [{"how": how} | record for how, group in groups.items() for record in group]
+    return pd.DataFrame.from_records(records, index=["how", "technique"])
 
 
 def layout(result: Any) -> tuple[str, Rows, list[str]]:
@@ -269,18 +281,22 @@ def own_ms(rung: Rung) -> str:
     return f"{signed(delta.p50, 3)} ({ends})"
 
 
-def _record(m: Measurement) -> dict[str, Any]:
-    record: dict[str, Any] = {"recipe": m.recipe}
+def _record(m: Measurement) -> Record:
+    record: Record = {"recipe": m.recipe}
     for name in ("ttft_ms", "tpot_ms", "total_ms", "tokens_per_s"):
-        record |= {name: p50(getattr(m, name))}
-        record |= {f"{name}_{p}": getattr(getattr(m, name), p, None) for p in ("p20", "p80")}
+        record |= spread_record(name, getattr(m, name))
     record |= {f"{key}_bytes": num_bytes for key, num_bytes in m.memory.items()}
     record |= {"joules_per_token": m.joules_per_token, "perplexity": PERPLEXITY.read(m)}
     return record | {"prepare_s": m.prepare_s, "repeats": m.repeats}
 
 
-def _rung_record(how: str, rung: Rung) -> dict[str, Any]:
-    own: dict[str, Any] = {"how": how, "technique": rung.technique or "baseline", "along": ", ".join(rung.along)}
+def spread_record(name: str, found: Spread | None) -> Record:
+    """The median by this name, and the range beside it."""
+    return {name: p50(found)} | {f"{name}_{p}": getattr(found, p, None) for p in ("p20", "p80")}
+
+
+def _rung_record(rung: Rung) -> Record:
+    own: Record = {"technique": rung.technique or "baseline", "along": ", ".join(rung.along)}
     own |= {name: p50(getattr(rung, name)) for name in ("delta_ms", "delta_ttft_ms", "delta_tpot_ms")}
     own |= {"delta_ms_low": getattr(rung.delta_ms, "p20", None), "delta_ms_high": getattr(rung.delta_ms, "p80", None)}
     own |= {"change": rung.change.verdict if rung.change else None}

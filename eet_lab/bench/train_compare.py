@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from eet_lab.bench import timing
+from eet_lab.bench import tables, timing
 from eet_lab.bench.compare import PlannedRung, rungs_down, rungs_up
 from eet_lab.bench.gradients import largest
-from eet_lab.bench.measured import Environment, environment
+from eet_lab.bench.measured import Environment, Spread, environment
 from eet_lab.bench.paired import Change
 from eet_lab.bench.run_memory import with_peak
 from eet_lab.bench.timing import Rounds, Series, Tally, check_budget, check_repeats
@@ -29,6 +29,8 @@ from eet_lab.words import plain
 
 BUDGETS = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 """How far apart two losses of a step may be, as a share: sums in another order grow apart from step to step."""
+WARM = 2
+"""Steps before those that are timed: the optimizer's state is made in the first."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,16 @@ class TrainedSide:
     def losses(self) -> tuple[float, ...]:
         """The loss of each step."""
         return tuple(step.loss for step in self.steps)
+
+    def record(self) -> tables.Record:
+        """Its numbers, for a table; times are those of the steps that did not warm up."""
+        timed = self.steps[WARM:]
+        return {
+            "recipe": self.recipe,
+            **tables.spread_record("step_ms", Spread.of([step.ms for step in timed])),
+            **tables.spread_record("tokens_per_s", Spread.of([step.num_tokens / step.ms * 1e3 for step in timed])),
+            "peak_bytes": self.peak_bytes, "loss": self.losses[-1] if self.steps else None, "repeats": len(timed),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,6 +87,10 @@ class TrainComparison:
             return "The loss of a step is not finite."
         return f"Losses of a step are at most {plain(self.max_error)} apart, as a share; the budget is {self.budget}."
 
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with numbers: one row per recipe; `loss` is that of the last step."""
+        return tables.runs_frame({"baseline": self.baseline.record(), "selection": self.selection.record()})
+
 
 @dataclass(frozen=True)
 class TrainRung:
@@ -101,6 +117,30 @@ class TrainLadder:
     rungs: tuple[TrainRung, ...]
     left_out: tuple[TrainRung, ...]
     partial: bool = False
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with numbers: one row per recipe; `loss` is that of the last step."""
+        first = _record("baseline", (), self.whole.baseline)
+        added, left_out = (
+            [_record(rung.technique, rung.along, rung.found.selection, rung.found) for rung in rungs]
+            for rungs in (self.rungs, self.left_out)
+        )
+        return tables.rungs_frame([first, *added], left_out)
+
+
+def _record(
+    technique: str, along: Sequence[str], side: TrainedSide, found: TrainComparison | None = None
+) -> tables.Record:
+    """A rung's numbers, and what they are less those that `found` compares them with; None: nothing."""
+    change = found.change if found else None
+    low, delta, high = change.delta if change else (None, None, None)
+    peak, before = side.peak_bytes, (found.baseline if found else side).peak_bytes
+    return {
+        "technique": technique, "along": ", ".join(along),
+        "delta_ms": delta, "delta_ms_low": low, "delta_ms_high": high, "change": change.verdict if change else None,
+        "delta_bytes": None if peak is None or before is None else peak - before,
+        "verdict": found.verdict if found else "identical", **side.record(),
+    }  # fmt: skip
 
 
 @on_any_device
@@ -194,8 +234,6 @@ def ladder_training(
 
 
 REMEDY = "Each recipe trains a copy of the model beside the others: ladder fewer techniques, or compare two recipes."
-WARM = 2
-"""Steps before those that are timed: the optimizer's state is made in the first."""
 
 
 class _Side:
