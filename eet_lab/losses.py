@@ -24,6 +24,7 @@ from eet_lab.scheduling.whole import MOST, check_number, check_whole
 from eet_lab.words import told
 
 IGNORED = losses.IGNORED
+NO_LABELS = (torch.bool, torch.complex64, torch.complex128)
 
 
 def cross_entropy(
@@ -41,12 +42,11 @@ def cross_entropy(
     In place, no copy of the logits in fp32 and no probabilities are kept, and the gradient takes no memory; logits that
     are a leaf cannot be overwritten. Errors: TrainingError.
     """
+    _check_numbers("The logits", input, "[...,V]")
     if in_place and input.is_leaf and input.requires_grad:
         raise TrainingError("in_place writes over the logits, but they are a leaf, which would be lost. Leave it out.")
     _check_settings(reduction, label_smoothing)
-    if not input.ndim or not input.is_floating_point():
-        raise TrainingError(f"The logits are {list(input.shape)} of {input.dtype}, but must be real numbers [...,V].")
-    labels, num = _labels(target, tuple(input.shape), ignore_index, check, reduction == "mean")
+    labels, num = _labels(target, tuple(input.shape), input.device, ignore_index, check, reduction == "mean")
     logits = input.reshape(-1, input.shape[-1])
     if in_place and takes(input):
         with present(input.device):
@@ -75,6 +75,10 @@ def linear_cross_entropy(
     """
     _check_settings(reduction, label_smoothing)
     check_whole(TrainingError, "chunk", chunk, 1, MOST)
+    _check_numbers("The states", input, "[...,C]")
+    _check_numbers("The head's weight", linear_weight, "[V,C]", "is")
+    if linear_bias is not None:
+        _check_numbers("The head's bias", linear_bias, "[V]", "is")
     shape = tuple(linear_weight.shape)
     if len(shape) != 2 or input.shape[-1:] != shape[1:]:
         raise TrainingError(
@@ -83,7 +87,9 @@ def linear_cross_entropy(
         )
     if linear_bias is not None and linear_bias.shape != shape[:1]:
         raise TrainingError(f"The head's bias is {list(linear_bias.shape)}, but it must be [{shape[0]}], one a word.")
-    labels, num = _labels(target, (*input.shape[:-1], shape[0]), ignore_index, check, reduction == "mean")
+    _check_alike(input, linear_weight, linear_bias)
+    logits = (*input.shape[:-1], shape[0])
+    labels, num = _labels(target, logits, input.device, ignore_index, check, reduction == "mean")
     weights = (linear_weight,) if linear_bias is None else (linear_weight, linear_bias)
     layer, states = Linear(linear_weight, linear_bias), input.reshape(-1, shape[1])
     head = losses.Head(lambda states, linear=linear: linear(states, layer, empty=autograd), weights)
@@ -115,19 +121,73 @@ class CausalLMLoss(nn.Module):
         super().__init__()
         _check_settings("mean", label_smoothing)
         check_whole(TrainingError, "chunk", chunk, 1, MOST)
+        if head is not None and not isinstance(head, nn.Linear):
+            raise TrainingError(
+                f"head is {_called(head)}, but it must be a torch.nn.Linear, such as model.lm_head. Without one, the "
+                "loss is taken from the logits."
+            )
         self.head, self.label_smoothing, self.chunk = [head], label_smoothing, chunk  # a list: the weights are not ours
 
     def forward(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """The mean, or the sum over `num_items_in_batch`, which counts the labels of an accumulated batch."""
-        [head], following = self.head, pad(labels, (0, 1), value=IGNORED)[..., 1:]
-        how: dict[str, Any] = {"label_smoothing": self.label_smoothing}
+        [head], how = self.head, dict[str, Any](label_smoothing=self.label_smoothing)
         how["reduction"] = "mean" if num_items_in_batch is None else "sum"
         if head is None:
-            loss = cross_entropy(outputs.logits, following, in_place=True, **how)
+            logits = _logits(outputs)
+            loss = cross_entropy(logits, _following(labels, "logits", logits), in_place=True, **how)
         else:
-            states, how["linear_bias"] = outputs.hidden_states[-1], head.bias
+            states = _last_states(outputs)
+            following, how["linear_bias"] = _following(labels, "hidden states", states), head.bias
             loss = linear_cross_entropy(states, head.weight, following, chunk=self.chunk, **how)
         return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+def _logits(outputs: Any) -> Tensor:
+    """Those of a model. Errors: TrainingError."""
+    found = getattr(outputs, "logits", None)
+    if not isinstance(found, Tensor):
+        raise TrainingError(
+            f"outputs is {_called(outputs)} whose logits are {_called(found)}, but the loss is taken from "
+            "outputs.logits, a tensor [B,T,V]. Give what a transformers model with a language modeling head returns "
+            "(return_dict=True)."
+        )
+    return found
+
+
+def _last_states(outputs: Any) -> Tensor:
+    """The last hidden states of a model. Errors: TrainingError."""
+    found = getattr(outputs, "hidden_states", None)
+    if not isinstance(found, tuple | list) or not found or not isinstance(found[-1], Tensor):
+        raise TrainingError(
+            f"outputs is {_called(outputs)} whose hidden_states are {_called(found)}, but a loss with a head is taken "
+            "from the last of outputs.hidden_states, a tuple of tensors [B,T,C]. Call the model with "
+            "output_hidden_states=True, set model.config.output_hidden_states = True, or make the loss without a head."
+        )
+    return found[-1]
+
+
+def _following(labels: Tensor, what: str, read: Tensor) -> Tensor:
+    """The label of each token's next one. TrainingError for labels of other tokens than those that a model has read."""
+    if not isinstance(labels, Tensor) or not labels.ndim or labels.shape != read.shape[:-1]:
+        few = " Without a head, let the model compute all of its logits (no logits_to_keep)." * (what == "logits")
+        raise TrainingError(
+            f"The labels are {_called(labels)}, but the model's {what} are {_called(read)}: there must be a tensor "
+            f"with one label for each token, {list(read.shape[:-1])}. Give the labels of this batch.{few}"
+        )
+    return pad(labels, (0, 1), value=IGNORED)[..., 1:]
+
+
+def _called(value: object) -> str:
+    """What was given, for an error; of a tensor, what matters is its shape."""
+    if value is None:
+        return "None"
+    return f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def _check_numbers(name: str, given: object, shape: str, verb: str = "are") -> None:
+    """TrainingError for what is no tensor of real numbers."""
+    if not isinstance(given, Tensor) or not given.ndim or not given.shape[-1] or not given.is_floating_point():
+        raise TrainingError(f"{name} {verb} {_called(given)}, but must be a tensor of real numbers {shape}.")
 
 
 def _check_settings(reduction: str, label_smoothing: float) -> None:
@@ -136,17 +196,33 @@ def _check_settings(reduction: str, label_smoothing: float) -> None:
     check_number(TrainingError, "label_smoothing", label_smoothing, 0, 1, "from 0 to 1", last=True)
 
 
+def _check_alike(states: Tensor, *head: Tensor | None) -> None:
+    """TrainingError for a head that cannot be multiplied by states of another type, or on another device."""
+    for each in head:
+        if each is None or (each.dtype, each.device) == (states.dtype, states.device):
+            continue
+        # Autocast makes them alike where no gradient is taken.
+        is_cast = not torch.is_grad_enabled() and torch.is_autocast_enabled(states.device.type)
+        if each.device != states.device or not is_cast:
+            raise TrainingError(
+                f"The head is {each.dtype} on {each.device} and the states are {states.dtype} on {states.device}, but "
+                "both must be the same. Give states.to(weight.dtype), or move one to the other's device."
+            )
+
+
 def _labels(
-    target: Tensor, logits: tuple[int, ...], ignore_index: int, check: bool, is_mean: bool
+    target: Tensor, logits: tuple[int, ...], device: torch.device, ignore_index: int, check: bool, is_mean: bool
 ) -> tuple[Tensor, Tensor]:
     """Labels [N] with `IGNORED` for those that are, and how many are not: a mean needs one. Errors: TrainingError."""
     if not isinstance(target, Tensor):
         raise TrainingError(f"The labels are a {type(target).__name__}, but must be a tensor: torch.tensor(labels).")
-    if target.is_floating_point() or target.dtype == torch.bool or tuple(target.shape) != logits[:-1]:
+    if target.is_floating_point() or target.dtype in NO_LABELS or tuple(target.shape) != logits[:-1]:
         raise TrainingError(
             f"The labels are {list(target.shape)} of {target.dtype}, but logits {list(logits)} need whole numbers "
             f"{list(logits[:-1])}, one for each row."
         )
+    if target.device != device:
+        raise TrainingError(f"The labels are on {target.device}, but must be on {device}: labels.to('{device}').")
     labels = target.reshape(-1).long().contiguous()
     is_label = labels != ignore_index
     if check:

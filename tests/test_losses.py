@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn import functional
@@ -155,6 +157,65 @@ def test_shapes_that_do_not_fit():
     with pytest.raises(TrainingError, match="The labels are a list, but must be a tensor"):
         cross_entropy(states, [1, 2, 3])
     assert eet_lab.losses.cross_entropy is cross_entropy
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"hidden_states": None}, "hidden_states are None, .* Call the model with output_hidden_states=True"),
+        ({"hidden_states": ()}, "hidden_states are a tuple, but a loss with a head is taken from the last"),
+        ({"hidden_states": torch.zeros(1, 3, 4)}, r"hidden_states are \[1, 3, 4\] of torch.float32, but .* a tuple of"),
+        ({"hidden_states": (torch.zeros(3, 4),)}, r"labels are \[1, 3\] .* hidden states are \[3, 4\] .* token, \[3\]"),
+        ({"hidden_states": (torch.zeros(1, 3, 5),)}, r"weight is \[23, 4\] and the states are \[1, 3, 5\]"),
+        ({"hidden_states": (torch.zeros(1, 3, 4).bfloat16(),)}, "head is torch.float32 .* states are torch.bfloat16"),
+        ({"hidden_states": (torch.zeros(1, 3, 4, device="meta"),)}, "head is torch.float32 on cpu .* on meta"),
+        ({"logits": None}, "logits are None, but the loss is taken from outputs.logits"),
+        (
+            {"logits": torch.zeros(1, 1, 23)},
+            r"logits are \[1, 1, 23\] .* compute all of its logits \(no logits_to_keep",
+        ),
+    ],
+)
+def test_outputs_without_what_a_causal_loss_reads(wrong, says):
+    [name] = wrong
+    loss = CausalLMLoss(torch.nn.Linear(4, 23) if name == "hidden_states" else None)
+    whole = {"logits": torch.zeros(1, 3, 23), "hidden_states": (torch.zeros(1, 3, 4),)}
+    labels = torch.tensor([[1, 2, 3]])
+    assert loss(SimpleNamespace(**whole), labels) > 0
+    with pytest.raises(TrainingError, match=says):
+        loss(SimpleNamespace(**whole | wrong), labels)
+    for none in (None, [[1, 2, 3]], torch.tensor(3), labels[:, :2]):
+        with pytest.raises(TrainingError, match=r"The labels are .* one label for each token, \[1, 3\]"):
+            loss(SimpleNamespace(**whole), none)
+
+
+def test_what_is_no_tensor_and_what_is_no_head():
+    states, weight, labels = torch.zeros(3, 4), torch.zeros(23, 4), torch.tensor([1, 2, 3])
+    with pytest.raises(TrainingError, match="head is a Sequential, but it must be a torch.nn.Linear, such as"):
+        CausalLMLoss(torch.nn.Sequential())
+    with pytest.raises(TrainingError, match="outputs is a tuple whose logits are None.*return_dict=True"):
+        CausalLMLoss()((states,), labels)
+    for given, says in (((None, weight), "states are None"), ((states, torch.nn.Linear(4, 23)), "weight is a Linear")):
+        with pytest.raises(TrainingError, match=f"{says}, but must be a tensor of real numbers"):
+            linear_cross_entropy(*given, labels)
+    with pytest.raises(TrainingError, match=r"bias is a list, but must be a tensor of real numbers \[V\]"):
+        linear_cross_entropy(states, weight, labels, linear_bias=[0.0] * 23)
+    for none in (None, [[1.0]], states[:, :0]):
+        with pytest.raises(TrainingError, match=r"The logits are .*, but must be a tensor of real numbers \[...,V\]"):
+            cross_entropy(none, labels)
+    with pytest.raises(TrainingError, match=r"labels are on meta, but must be on cpu: labels.to\('cpu'\)"):
+        cross_entropy(states, labels.to("meta"))
+    with pytest.raises(TrainingError, match="complex64, but logits"):
+        cross_entropy(states, labels.to(torch.complex64))
+
+
+def test_autocast_makes_a_head_and_states_alike_where_no_gradient_is_taken():
+    states, weight, labels = torch.zeros(3, 4), torch.zeros(23, 4).bfloat16(), torch.tensor([1, 2, 3])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.no_grad():
+            assert linear_cross_entropy(states, weight, labels) > 3
+        with pytest.raises(TrainingError, match="both must be the same"):
+            linear_cross_entropy(states, weight, labels)
 
 
 def test_a_frozen_head_has_no_gradient_and_the_states_have_theirs():
