@@ -269,8 +269,30 @@ def test_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "save", of_torch)
     with pytest.raises(TrainingError, match=r"unexpected pos 64 vs 0\), where .* are free. Choose another folder"):
         trainer.save(tmp_path)
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(TrainingError, match="cannot be read"):
+
+
+def test_a_file_that_was_cut_short_is_told_to_be_damaged_and_what_to_do(tmp_path):
+    trainer = Trainer(families.ours("gpt2").network)
+    path = trainer.save(tmp_path)
+    whole = path.read_bytes()
+    for wrong in (b"", whole[:1], whole[:100], whole[: len(whole) // 2], whole[:-1], b"hello world", b"e", b"{}"):
+        path.write_bytes(wrong)
+        with pytest.raises(TrainingError, match=r"^.*/trainer.pt cannot be read \(it is damaged: of its ") as told:
+            trainer.resume(tmp_path)
+        assert "it was cut short, or is another file). Resume from an older checkpoint; where there is" in str(
+            told.value
+        )
+    for content, says in (
+        ([1], "it holds a list, not what"),
+        ({"weights": {}}, "it lacks optimizer, num_steps, format"),
+    ):
+        torch.save(content, path)
+        with pytest.raises(TrainingError, match=rf"trainer.pt cannot be read \(it is damaged: {says}"):
+            trainer.resume(tmp_path)
+    (tmp_path / "trainer.previous.pt").write_bytes(whole)
+    with pytest.raises(
+        TrainingError, match="The one before it is trainer.previous.pt, in the same folder: rename that"
+    ):
         trainer.resume(tmp_path)
 
 

@@ -94,7 +94,7 @@ def read(folder: str | Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     path = folder_path(folder, TrainingError) / NAME
     try:
         check_regular(path, TrainingError, AGAIN)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = _loaded(path)
         found = {name: tuple(tensor.shape) for name, tensor in state["weights"].items()}
         if damaged := next((name for name, tensor in state["weights"].items() if not is_dense(tensor)), None):
             raise ValueError(f"{damaged} is no dense tensor of numbers with a fraction")
@@ -107,8 +107,11 @@ def read(folder: str | Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
         raise TrainingError(f"{folder} has no {NAME}; Trainer.save writes one.") from None
     except TrainingError:
         raise
-    except Exception as error:  # whatever a damaged file makes torch's reader raise
+    except (OSError, MemoryError) as error:
         raise TrainingError(f"{path} cannot be read ({first_line(error)}). {AGAIN}") from error
+    except Exception as error:  # whatever is there in place of what was saved
+        why = first_line(error) if isinstance(error, ValueError) else "it is not what Trainer.save writes"
+        raise TrainingError(f"{path} cannot be read (it is damaged: {why}). {_remedy(path)}") from error
     if version != FORMAT:
         raise TrainingError(f"{path} is of a later version of EET Lab. Update it, or take another checkpoint.")
     if strange := sorted(str(name) for name in {*found, *shapes} if found.get(name) != shapes.get(name)):
@@ -117,3 +120,27 @@ def read(folder: str | Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
             "this one."
         )
     return state
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    """What a file holds, which has all that `write` writes. Errors: ValueError for a damaged file; OSError."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # torch's own words tell of its reader's insides
+        size = sized(path.stat().st_size)
+        raise ValueError(f"of its {size} no weights can be read: it was cut short, or is another file") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"it holds a {type(state).__name__}, not what Trainer.save writes")
+    if lacks := [name for name in ("weights", "optimizer", "num_steps", "format") if name not in state]:
+        raise ValueError(f"it lacks {', '.join(lacks)}")
+    return state
+
+
+def _remedy(path: Path) -> str:
+    """What to do about a damaged file."""
+    previous = path.with_name(PREVIOUS)
+    if previous.is_file():
+        return f"The one before it is {previous.name}, in the same folder: rename that to {path.name}."
+    return "Resume from an older checkpoint; where there is none, remove it, and train from the beginning."
