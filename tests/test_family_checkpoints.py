@@ -22,6 +22,8 @@ from eet_lab.errors import ModelError, OutOfMemory, PromptError
 from eet_lab.models import PRESETS, load
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import tensors
+from eet_lab.models.families import settings_of
+from eet_lab.training import Example, Trainer
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -340,3 +342,21 @@ def test_values_that_are_not_finite_are_named_as_the_checkpoint_has_them():
 def test_a_request_longer_than_the_context_is_refused():
     with pytest.raises(PromptError, match=f"context of {CONTEXT}"):
         Engine(ours("llama-dynamic").decoder).generate([[1] * 60], Settings(5))
+
+
+def test_only_an_empty_prompt_needs_a_bos_that_the_vocabulary_has(tmp_path):
+    """Transformers' default for a GPT-2 is 50,256, of however small a vocabulary; it trains such a model, too."""
+    theirs = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=60, n_positions=32, n_embd=16, n_layer=2, n_head=2)
+    )
+    model = load(theirs, device="cpu")
+    assert Trainer(model.network).step([Example([1, 2, 3])]).loss > 0
+    engine = Engine(model.decoder)
+    assert len(engine.generate([[1, 2]], Settings(max_new_tokens=2)).tokens[0]) == 2
+    with pytest.raises(
+        PromptError, match="Prompt 2 is empty.*bos_token_id is 50,256 .*vocabulary ends at 59. Give the"
+    ):
+        engine.generate([[1, 2], []], Settings(max_new_tokens=2))
+    model.save(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["bos_token_id"] == 50256
+    assert load(tmp_path, device="cpu").config == model.config and settings_of(model.config)["bos_token_id"] == 50256

@@ -187,7 +187,7 @@ def test_old_mask_buffers_are_not_weights(folder):
         (lambda f: _set(f, layer_norm_epsilon=float("nan")), "layer_norm_epsilon is nan"),
         (lambda f: _set(f, layer_norm_epsilon="small"), "layer_norm_epsilon is 'small'"),
         (lambda f: _set(f, layer_norm_epsilon=10**400), "layer_norm_epsilon is 1000"),
-        (lambda f: _set(f, bos_token_id=499), "bos_token_id is 499, but the vocabulary ends at 498"),
+        (lambda f: _set(f, bos_token_id="a"), "bos_token_id is 'a'"),
         (lambda f: _set(f, eos_token_id=[]), r"eos_token_id is \[\]"),
         (lambda f: (f / "generation_config.json").write_text('{"eos_token_id": [0, "a"]}'), "id is .0, 'a'"),
         (lambda f: (f / "config.json").write_text("[]"), r"config.json holds '\[\]', not an object"),

@@ -133,7 +133,14 @@ def checked_prompts(
     prompts: Sequence[Sequence[int]], settings: Settings | Sequence[Settings], config: Config
 ) -> list[list[int]]:
     """The prompts as lists of token ids, an empty one as BOS; PromptError for what cannot run."""
-    rows = [row or [config.bos_id] for row in _checked_rows("prompts", "Prompt {}", prompts, config)]
+    given = _checked_rows("prompts", "Prompt {}", prompts, config)
+    if config.unknown_bos_id is not None and not all(given):
+        raise PromptError(
+            f"Prompt {given.index([]) + 1} is empty, and would start from BOS, but bos_token_id is "
+            f"{config.unknown_bos_id:,} in the checkpoint's config, and the vocabulary ends at "
+            f"{config.vocab_size - 1:,}. Give the prompt a token, or correct the config."
+        )
+    rows = [row or [config.bos_id] for row in given]
     if not rows:
         raise PromptError("There are no prompts; give at least one (an empty one starts from BOS).")
     each = one_each(settings, len(rows))

@@ -47,6 +47,7 @@ class Config:
     first_position: int = 0  # rows of the position embeddings before that of position 0
     stage: str = "generate"  # what such a model is run for, as techniques declare it
     half: str = "float16"  # the 16-bit type that holds what its layers compute
+    unknown_bos_id: int | None = None  # the checkpoint's, where the vocabulary lacks it: an empty prompt has no token
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_kv_heads", self.num_kv_heads or self.num_heads)

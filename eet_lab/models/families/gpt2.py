@@ -37,7 +37,7 @@ def config(settings: Mapping[str, Any]) -> Config:
         context=reading.size(settings, "n_positions", SIZES),
         act=act,
         eps=reading.number(settings, "layer_norm_epsilon", 1e-5),
-        bos_id=reading.bos(settings, vocab),
+        **reading.bos(settings, vocab),
         eos_id=reading.token_id(settings, "eos_token_id"),
         tied_head=bool(settings.get("tie_word_embeddings", True)),
     )

@@ -44,7 +44,7 @@ def config(settings: Mapping[str, Any]) -> Config:
         context=reading.size(settings, "max_position_embeddings", SIZES),
         act=reading.choice(settings, "hidden_act", "silu", ACTIVATIONS),
         eps=reading.number(settings, "rms_norm_eps", 1e-6),
-        bos_id=reading.bos(settings, vocab),
+        **reading.bos(settings, vocab),
         eos_id=reading.token_id(settings, "eos_token_id"),
         tied_head=bool(settings.get("tie_word_embeddings", False)),
         family=family,

@@ -39,7 +39,7 @@ def config(settings: Mapping[str, Any]) -> Config:
         vocab_size=vocab,
         context=reading.size(settings, "max_position_embeddings", SIZES),
         act=reading.choice(settings, "activation_function", "relu", ACTIVATIONS),
-        bos_id=reading.bos(settings, vocab),
+        **reading.bos(settings, vocab),
         eos_id=reading.token_id(settings, "eos_token_id"),
         tied_head=bool(settings.get("tie_word_embeddings", True)),
         family="opt",

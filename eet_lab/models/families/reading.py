@@ -94,14 +94,15 @@ def labels_settings(labels: Sequence[str]) -> dict[str, Any]:
     return {"id2label": dict(enumerate(labels)), "label2id": {name: number for number, name in enumerate(labels)}}
 
 
-def bos(settings: Settings, vocab: int) -> int:
-    """The token that an empty prompt stands for; 0 where there is none."""
+def bos(settings: Settings, vocab: int) -> dict[str, Any]:
+    """What the config tells of the token that an empty prompt stands for; 0 where there is none.
+
+    One outside the vocabulary is kept as such, as transformers does: other prompts and training need none.
+    """
     token = token_id(settings, "bos_token_id")
     if token is not None and token >= vocab:
-        raise ModelError(
-            f"bos_token_id is {token}, but the vocabulary ends at {vocab - 1}; correct it in the checkpoint's config."
-        )
-    return token or 0
+        return {"bos_id": 0, "unknown_bos_id": token}
+    return {"bos_id": token or 0}
 
 
 def generated(settings: Settings) -> dict[str, Any]:
