@@ -10,6 +10,7 @@ import encoders
 import families
 import numpy as np
 import pytest
+import seq2seqs
 import torch
 import transformers
 from test_training import parts
@@ -89,6 +90,17 @@ def test_a_class_is_not_ignored():
         says = f"Example 2 has the label {label}, but labels are from 0 to 2. An example without a class must be left"
         with pytest.raises(TrainingError, match=says):
             Trainer(encoders.ours("bert-classes").network).step([Example([5, 6], 2), Example([5, 6], label)])
+
+
+@pytest.mark.parametrize("labels", [None, 1])
+def test_an_image_is_told_what_the_model_takes(labels):
+    image, says = (
+        Example(pixels=torch.zeros(3, 8, 8), labels=labels),
+        r"is an image, but the model \({}\) learns from texts",
+    )
+    for model in (families.ours("gpt2"), encoders.ours("bert-classes"), seq2seqs.ours("t5")):
+        with pytest.raises(TrainingError, match="Example 1 " + says.format(model.config.family)):
+            Trainer(model.network).step([image])
 
 
 def test_a_class_is_a_whole_number_of_any_kind():

@@ -15,7 +15,7 @@ from torch import Tensor
 from eet_lab.engine.readable import readable
 from eet_lab.engine.settings import checked_texts
 from eet_lab.errors import TrainingError
-from eet_lab.models.config import Config, EncoderConfig, Seq2SeqConfig
+from eet_lab.models.config import Config, EncoderConfig, Seq2SeqConfig, VisionConfig
 from eet_lab.parts.losses import IGNORED
 from eet_lab.parts.passes import Batching, Group, Pass, Readable, Text
 from eet_lab.parts.protocols import LaysOutTexts
@@ -109,6 +109,11 @@ def checked(examples: Sequence[Example], task: TrainTask, config: Config, share:
     for number, example in enumerate(examples, 1):
         if not isinstance(example, Example):
             raise TrainingError(f"Example {number} is {told(example)}, but it must be an Example(ids, labels).")
+        if example.pixels is not None and not isinstance(config, VisionConfig):
+            raise TrainingError(
+                f"Example {number} is an image, but the model ({config.family}) learns from texts: give Example(ids, "
+                "labels) with token ids, or train an encoder of images, such as a ViT."
+            )
         if not isinstance(example.ids, Sized):
             raise TrainingError(f"Example {number} has the ids {told(example.ids)}, but they must be token ids.")
         if len(example.ids) > longest:
