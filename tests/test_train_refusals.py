@@ -17,6 +17,7 @@ from test_training import parts
 
 from eet_lab.errors import ModelError, PromptError, RecipeError, TrainingError
 from eet_lab.models import load
+from eet_lab.models.families import settings_of
 from eet_lab.technique import Recipe
 from eet_lab.training import IGNORED, Example, Rows, Trainer, train
 from eet_lab.training.loss_scale import LossScale
@@ -153,6 +154,24 @@ def test_one_class_has_nothing_to_choose_between():
     config = transformers.BertConfig(**encoders.SIZES, num_labels=1)
     with pytest.raises(ModelError, match="has one class, .*for regression.* Load one with two classes at least"):
         Trainer(load(transformers.BertForSequenceClassification(config), device="cpu").network)
+
+
+def test_a_text_has_one_class_in_training():
+    """Transformers takes the mean of each class's own binary cross entropy for several labels."""
+    for kind, is_trained in (
+        ("multi_label_classification", False),
+        ("regression", False),
+        ("single_label_classification", True),
+    ):
+        config = transformers.BertConfig(**encoders.SIZES, num_labels=3, problem_type=kind)
+        model = load(transformers.BertForSequenceClassification(config), device="cpu")
+        assert settings_of(model.config)["problem_type"] == kind
+        if is_trained:
+            assert Trainer(model.network).step([Example([5, 6], 2)]).loss > 0
+            continue
+        says = f"problem_type is '{kind}' in this checkpoint's config, .* one class an example: .*'single_label_class"
+        with pytest.raises(ModelError, match=says):
+            Trainer(model.network)
 
 
 def test_texts_without_labels_are_told_how_words_are_masked():

@@ -130,6 +130,7 @@ class EncoderConfig(Config):
     num_types: int = 2  # of tokens, such as those of a first and of a second sentence; 0: it tells none apart
     heads: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    problem_type: str | None = None  # what transformers takes a text's classes for; None: one of them
     mlm_act: str = "gelu"  # of `mlm_transform`
     class_act: str | None = None  # of the linear before the classes; None: these read what the pooler makes
     stage: str = "encode"

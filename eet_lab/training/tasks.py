@@ -26,6 +26,8 @@ from eet_lab.scheduling.whole import check_choice, is_whole
 from eet_lab.words import told
 
 MOST_64 = 2**63 - 1
+SINGLE_LABEL = "single_label_classification"
+"""The `problem_type` of transformers where a text has one class."""
 
 
 class Example(NamedTuple):
@@ -98,6 +100,14 @@ class TrainTask:
             raise ModelError(
                 f"This checkpoint has one class, as transformers has it for regression, and {self.name} has nothing to "
                 "choose between. Load one with two classes at least."
+            )
+
+        kind = getattr(config, "problem_type", None)
+        if self.needs == "classes" and kind not in (None, SINGLE_LABEL):
+            raise ModelError(
+                f"problem_type is {told(kind)} in this checkpoint's config, but {self.name} is trained with one class "
+                f"an example: problem_type={SINGLE_LABEL!r}, or none. Load a model whose config has that, or train "
+                "this one by transformers."
             )
 
     def read(self, examples: Sequence[Example], config: Config) -> list[tuple[Readable, np.ndarray | None]]:

@@ -46,7 +46,7 @@ def sizes(settings: Mapping[str, Any]) -> dict[str, Any]:
         "eps": reading.number(settings, "layer_norm_eps", 1e-12),
         "tied_head": bool(settings.get("tie_word_embeddings", True)),
         "num_types": reading.size(settings, "type_vocab_size", SIZES, default=2),
-        "labels": reading.labels(settings),
+        **reading.classes(settings),
     }
 
 
@@ -66,7 +66,7 @@ def settings(config: EncoderConfig) -> dict[str, Any]:
         "hidden_act": reading.named(config.act, reading.ENCODER_ACTIVATIONS),
         "layer_norm_eps": config.eps,
         "type_vocab_size": config.num_types,
-        **reading.labels_settings(config.labels),
+        **reading.classes_settings(config),
     }
 
 

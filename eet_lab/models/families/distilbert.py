@@ -36,7 +36,7 @@ def config(settings: Mapping[str, Any]) -> EncoderConfig:
         tied_head=bool(settings.get("tie_word_embeddings", True)),
         family="distilbert",
         num_types=0,
-        labels=reading.labels(settings),
+        **reading.classes(settings),
         mlm_act=act,
         class_act="relu",
     )
@@ -51,7 +51,7 @@ def settings(config: EncoderConfig) -> dict[str, Any]:
         "hidden_dim": config.ffn_size,
         "max_position_embeddings": config.context,
         "activation": reading.named(config.act, reading.ENCODER_ACTIVATIONS),
-        **reading.labels_settings(config.labels),
+        **reading.classes_settings(config),
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eet_lab.errors import ModelError, did_you_mean
-from eet_lab.models.config import Seq2SeqConfig
+from eet_lab.models.config import EncoderConfig, Seq2SeqConfig
 from eet_lab.scheduling.whole import is_real, is_whole
 
 Settings = Mapping[str, Any]
@@ -87,11 +87,18 @@ def labels(settings: Settings) -> tuple[str, ...]:
     return tuple(names[number] for number in range(len(names)))
 
 
-def labels_settings(labels: Sequence[str]) -> dict[str, Any]:
+def classes(settings: Settings) -> dict[str, Any]:
+    """What a checkpoint tells of its classes."""
+    return {"labels": labels(settings), "problem_type": settings.get("problem_type")}
+
+
+def classes_settings(config: EncoderConfig) -> dict[str, Any]:
     """The other way round."""
-    if not labels:
-        return {}
-    return {"id2label": dict(enumerate(labels)), "label2id": {name: number for number, name in enumerate(labels)}}
+    told = {} if config.problem_type is None else {"problem_type": config.problem_type}
+    if not config.labels:
+        return told
+    numbers = {name: number for number, name in enumerate(config.labels)}
+    return {"id2label": dict(enumerate(config.labels)), "label2id": numbers, **told}
 
 
 def bos(settings: Settings, vocab: int) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def config(settings: Mapping[str, Any]) -> VisionConfig:
         eps=reading.number(settings, "layer_norm_eps", 1e-12),
         tied_head=False,
         family="vit",
-        labels=reading.labels(settings),
+        **reading.classes(settings),
         image_size=image,
         patch_size=patch,
         num_channels=reading.size(settings, "num_channels", SIZES, default=3),
@@ -72,7 +72,7 @@ def settings(config: VisionConfig) -> dict[str, Any]:
         "image_size": config.image_size,
         "patch_size": config.patch_size,
         "num_channels": config.num_channels,
-        **reading.labels_settings(config.labels),
+        **reading.classes_settings(config),
     }
 
 
