@@ -235,5 +235,11 @@ def _labels(
                 f"{ignore_index}, which is ignored."
             )
         if not num and is_mean:
-            raise TrainingError(f"None of the {len(labels)} labels can be learned from: all are {ignore_index}.")
+            each = f"None of the {len(labels):,} labels can" if len(labels) > 1 else "The one label cannot"
+            why = (
+                f"{each} be learned from: {'all are' if len(labels) > 1 else 'it is'} {ignore_index}, which is ignored"
+            )
+            raise TrainingError(
+                f"{why if len(labels) else 'There are no labels'}. Give a longer text, or other labels."
+            )
     return labels if ignore_index == IGNORED else labels.where(is_label, IGNORED), is_label.sum()

@@ -235,3 +235,7 @@ def test_a_sum_over_no_label_is_zero():
     assert float(cross_entropy(logits * 1, none, in_place=True, reduction="sum").detach()) == 0
     with pytest.raises(TrainingError, match="None of the 3 labels"):
         cross_entropy(logits, none)
+    with pytest.raises(TrainingError, match="The one label cannot be learned from: it is -100, which is ignored. Give"):
+        cross_entropy(logits[:1], none[:1])
+    with pytest.raises(TrainingError, match="There are no labels. Give a longer text"):
+        cross_entropy(logits[:0], none[:0])

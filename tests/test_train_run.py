@@ -119,13 +119,13 @@ def test_what_a_run_cannot_be_is_told():
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_no_step_is_made_behind_the_end_of_the_schedule(schedule, tmp_path):
+def test_no_step_is_made_after_the_end_of_the_schedule(schedule, tmp_path):
     network = families.ours("gpt2").network
     ends = Trainer(network, lr_schedule=schedule, max_steps=2)
     steps = ends.steps(rows(0).batch(n, 3) for n in range(4))
     assert [next(steps).number for _ in range(2)] == [0, 1]
     before = {name: weight.detach().clone() for name, weight in ends.parameters.items()}
-    says = rf"Step 2 \(the first is 0\) is behind the end of lr_schedule='{schedule}'.*max_steps=2 .* larger max_steps"
+    says = rf"Step 2 cannot be made .*: lr_schedule='{schedule}' ends at max_steps=2, .* larger max_steps"
     for go_on in (lambda: next(steps), lambda: ends.step(rows(0).batch(2, 3))):
         with pytest.raises(TrainingError, match=says):
             go_on()

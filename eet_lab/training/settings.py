@@ -76,9 +76,9 @@ class TrainSettings:
         """The learning rate of a step; steps count from 0. TrainingError for one at which the schedule has ended."""
         if self.max_steps is not None and self.lr_schedule != "constant" and step >= self.max_steps:
             raise TrainingError(
-                f"Step {step:,} (the first is 0) is behind the end of lr_schedule={self.lr_schedule!r}, whose learning "
-                f"rate is 0 from max_steps={self.max_steps:,} on. To go on, save, and resume in a trainer with a "
-                "larger max_steps."
+                f"Step {step:,} cannot be made (steps count from 0): lr_schedule={self.lr_schedule!r} ends at "
+                f"max_steps={self.max_steps:,}, where the learning rate is 0. To train longer, save, and resume in a "
+                "trainer with a larger max_steps."
             )
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps

@@ -74,15 +74,15 @@ def not_finite(
     bad = [each for each, own in zip(passes, losses, strict=False) if not math.isfinite(own)][:1]
     examples = [str(number + 1) for number in sorted(n for each in bad or passes for n in each.numbers)]
     weights = (f"weight {path}" for path, t in parameters.items() if not _is_finite(t))
-    outputs = (f"{found}, which finite weights gave" for each in bad for found in _outputs(parameters, each, again))
-    made = ("loss, which finite weights gave" for _ in bad)  # before any gradient
+    outputs = (f"{found} (all weights are finite)" for each in bad for found in _outputs(parameters, each, again))
+    made = ("loss (all weights are finite)" for _ in bad)  # before any gradient
     grads = (f"gradient of {path}" for path, t in parameters.items() if t.grad is not None and not _is_finite(t.grad))
-    first = next(chain(weights, outputs, made, grads), "none of the weights")
+    first = next(chain(weights, outputs, made, grads), None)
+    where = f"in a pass over {counted(len(examples), 'example')}, {some(examples)}"
+    found = f"The first tensor that is not finite is the {first}, {where}." if first else f"It was made {where}."
     return NotFinite(
         f"Step {number} has a loss of {loss} and a gradient norm of {grad_norm}, and was left out: the weights are "
-        f"those before it. The first tensor that is not finite is the {first}, in a pass over "
-        f"{counted(len(examples), 'example')}, {some(examples)}. Use a smaller lr or max_grad_norm, more warmup_steps, "
-        "or look at these examples."
+        f"those before it. {found} Use a smaller lr or max_grad_norm, more warmup_steps, or look at these examples."
     )
 
 

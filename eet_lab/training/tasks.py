@@ -132,10 +132,9 @@ class TrainTask:
                 f"Example {number} has the label {told(wrong)}, but labels are from 0 to {limit - 1:,}{remedy}."
             )
         if not any(len(text.asked) for text, _ in found):
-            raise TrainingError(
-                f"None of the {len(found)} examples has a label to learn from. Give longer texts, or labels other than "
-                f"{IGNORED}."
-            )
+            none = "The example has no label" if len(found) == 1 else f"None of the {len(found):,} examples has a label"
+            longer = "a text of two tokens at least, or " if self.labelled is _next_tokens else ""
+            raise TrainingError(f"{none} to learn from. Give {longer}labels other than {IGNORED}.")
         return found
 
 
