@@ -23,7 +23,8 @@ from eet_lab.models.decoder import mapped
 from eet_lab.parts import Parts
 from eet_lab.parts.steps import Bucketed, CapturedSteps, Eager
 from eet_lab.technique import Recipe
-from eet_lab.training import Trainer, TrainSettings, launch, ranks
+from eet_lab.training import Rows, Trainer, TrainSettings, launch, ranks
+from eet_lab.training import train as run
 
 SETTINGS = TrainSettings(lr=1e-2, eps=1e-5, dropout=0.1, max_grad_norm=0.5, batch_tokens=25, seed=2)
 RECIPE = "pre_padding,mask_removal,packed_prefill,chunked_cross_entropy:chunk=5,flat_optimizer"
@@ -182,6 +183,37 @@ def updates_fail(trainer: Trainer, batch, folder: Path, full) -> None:
 def test_one_whose_memory_is_full_ends_a_step_of_all(folder):
     first, second = (torch.load(folder / f"full-{rank}.pt", map_location="cpu") for rank in range(2))
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def given_apart(network, examples) -> None:
+    """Each rank is given its own share, or other numbers, where all must be given the same."""
+    is_second = dist.get_rank() == 1
+    trainer = Trainer(network, settings=SETTINGS)
+    trainer.step(examples)
+    kept = [parameter.detach().clone() for parameter in trainer.parameters.values()]
+    own = examples[is_second::2]
+    for batch, count in ((own, len(examples[1::2])), (examples[:4] if is_second else examples[:5], 4)):
+        says = f"Ranks were given different examples: rank 0 has .*, and rank 1 has {count} .* each reads its own share"
+        for work in (trainer.step, trainer.gradients, trainer.evaluate):
+            with pytest.raises(TrainingError, match=says):
+                work(batch)
+    assert trainer.num_steps == 1 and all(map(torch.equal, kept, trainer.parameters.values()))
+    rows = [Rows([*range(5, number)], 9, seed=2) for number in (80, 95)]
+    for changes, says in (
+        ({"max_steps": 3 + is_second}, "max_steps is 3 on rank 0 and 4 on rank 1. Give all ranks the same"),
+        ({"batch_rows": 2 - is_second}, "batch_rows is 2 on rank 0 and 1 on rank 1"),
+        ({"rows": rows[is_second]}, "rows is 8 on rank 0 and 10 on rank 1"),
+        ({"held_out": [*rows[0]][is_second:]}, "held_out is 8 on rank 0 and 7 on rank 1"),
+    ):
+        with pytest.raises(TrainingError, match=f"Ranks differ in their training: {says}"):
+            run(trainer, **{"rows": rows[0], "max_steps": 3, "batch_rows": 2} | changes)
+    with pytest.raises(TrainingError, match="Ranks differ in their trainers: seed is 0 on rank 0 and 1 on rank 1"):
+        Trainer(network, seed=int(is_second))
+    assert run(trainer, rows[0], max_steps=3, batch_rows=2).losses and trainer.num_steps == 3
+
+
+def test_ranks_that_are_given_different_things_are_told_before_weights_change():
+    launch(given_apart, 2, families.ours("gpt2").network, language())
 
 
 def from_a_notebook(examples, folder: Path) -> None:

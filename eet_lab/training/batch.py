@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from eet_lab.models.config import Config, EncoderConfig, Seq2SeqConfig, VisionCo
 from eet_lab.parts.losses import IGNORED
 from eet_lab.parts.passes import Batching, Group, Pass, Readable, Text
 from eet_lab.parts.protocols import LaysOutTexts
+from eet_lab.training.ranks import BatchMark
 from eet_lab.training.settings import TrainSettings
 from eet_lab.training.tasks import Example, TrainTask, check_examples
 from eet_lab.words import told
@@ -81,6 +83,12 @@ class Checked(NamedTuple):
     @property
     def num_labels(self) -> int:
         return sum(map(len, self.labels))
+
+    def mark(self) -> BatchMark:
+        """What ranks compare, to see whether all were given this one: made of labels, and of how long texts are."""
+        sizes = np.asarray([(len(text.ids), len(text.source)) for text in self.texts], np.int64)
+        labels = np.concatenate([np.asarray(own, np.int64) for own in self.labels])
+        return BatchMark(len(self.texts), crc32(labels.tobytes(), crc32(sizes.tobytes())))
 
     def passes(self, layout: LaysOutTexts, batch_tokens: int) -> Iterator[TrainPass]:
         """The passes over this rank's share that have labels to learn from; places without one are `IGNORED`."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch import Tensor
 from eet_lab.devices import present
 from eet_lab.errors import Cancelled, TrainingError, first_line
 from eet_lab.parts.buffers import Buffer, Buffered
+from eet_lab.words import told
 
 T = TypeVar("T")
 
@@ -31,6 +32,13 @@ STOPPED = f"{Cancelled.__name__}: "
 """How the text of a rank that was stopped begins."""
 
 
+class BatchMark(NamedTuple):
+    """What tells one batch from another."""
+
+    num_examples: int
+    checksum: int  # of 32 bits
+
+
 class Alone:
     """The only rank."""
 
@@ -38,19 +46,27 @@ class Alone:
         """The numbers of the examples that this rank reads."""
         return range(num_examples)
 
+    def agree(self, what: str, device: torch.device, **given: object) -> None:
+        """Errors: TrainingError on all ranks, where `what` was given other values on one, such as another number."""
+
     def together(
-        self, work: Callable[[], list[Tensor]], num_steps: int, has_gradients: bool = False
+        self,
+        work: Callable[[], list[Tensor]],
+        num_steps: int,
+        mark: Callable[[], BatchMark],
+        has_gradients: bool = False,
     ) -> tuple[list[Tensor], Tensor]:
         """What work of this rank makes, and its sum over all ranks; gradients of it, which are zero before, are summed
         as well. Where work fails on one rank, the sum is NaN on the others, who learn why by `check`; it is NaN on all
-        where they differ in `num_steps`, which each has made. Errors: its own.
+        where they differ in `num_steps`, which each has made, or in the `mark` of the batch that each was given.
+        Errors: its own.
         """
         made = work()
         return made, torch.stack(made).sum()
 
     def check(self) -> None:
         """Wait for the sum of `together`, on the host. Errors: TrainingError or Cancelled, if another rank failed;
-        TrainingError, if ranks have made different numbers of steps.
+        TrainingError, if ranks have made different numbers of steps, or were given different batches.
         """
 
     @contextmanager
@@ -103,8 +119,23 @@ class Group(Alone):
     def share(self, num_examples: int) -> range:
         return range(self.rank, num_examples, self.num_ranks)
 
+    def agree(self, what: str, device: torch.device, **given: object) -> None:
+        each = list[Any]([None] * self.num_ranks)
+        with present(device):  # objects of a group of GPUs are sent from the present one
+            dist.all_gather_object(each, given)
+        for name, value in each[0].items():
+            if other := next((rank for rank, own in enumerate(each) if own[name] != value), None):
+                raise TrainingError(
+                    f"Ranks differ in {what}: {name} is {told(value)} on rank 0 and {told(each[other][name])} on rank "
+                    f"{other}. Give all ranks the same; each reads its own share of the examples by itself."
+                )
+
     def together(
-        self, work: Callable[[], list[Tensor]], num_steps: int, has_gradients: bool = False
+        self,
+        work: Callable[[], list[Tensor]],
+        num_steps: int,
+        mark: Callable[[], BatchMark],
+        has_gradients: bool = False,
     ) -> tuple[list[Tensor], Tensor]:
         made, failure = list[Tensor](), None
         self._begin()
@@ -119,24 +150,33 @@ class Group(Alone):
             self.told[1] = 1
         elif made:
             self.told[0] = torch.stack(made).sum()
-        self.told[2 + self.rank] = num_steps
+        for place, number in enumerate((num_steps, *mark()), 2 + 3 * self.rank):
+            self.told[place] = number  # one by one: the host would wait for the copy of a tensor
         dist.all_reduce(self.told)
         if failure is not None:
             self._failures(failure)
             raise failure
         # The host does not wait for it here: an update that follows is skipped where the sum is no number.
-        is_apart = (self.told[2:] != self.told[2]).any()
+        each = self.told[2:].view(self.num_ranks, -1)
+        is_apart = (each != each[0]).any()
         total = torch.where((self.told[1] > 0) | is_apart, torch.nan, self.told[0])
         return made, total.to(made[0].dtype if made else torch.float32)
 
     def check(self) -> None:
-        _, num_failed, *num_steps = self.told.tolist()
+        _, num_failed, *found = self.told.tolist()
+        num_steps, num_examples, sums = found[::3], found[1::3], found[2::3]
         if not num_failed:
             if min(num_steps) < max(num_steps):
                 each = ", ".join(f"rank {rank} has made {number:,.0f}" for rank, number in enumerate(num_steps))
                 raise TrainingError(
                     f"Ranks differ in their steps: {each}. One failed in an update that others made, so their weights "
                     "differ, too. Nothing was changed now. Resume all ranks from the last checkpoint."
+                )
+            if other := next((rank for rank, own in enumerate(sums) if own != sums[0]), None):
+                raise TrainingError(
+                    f"Ranks were given different examples: rank 0 has {num_examples[0]:,.0f}, and rank {other} has "
+                    f"{num_examples[other]:,.0f} that are not the same. Nothing was changed. Give all ranks the whole "
+                    "batch, of which each reads its own share by itself."
                 )
             return
         texts = enumerate(self._failures(None))
@@ -161,8 +201,8 @@ class Group(Alone):
     def watch(self, params: Sequence[Tensor], buffers: Sequence[Buffer], is_captured: bool) -> None:
         self.device, self.is_captured = params[0].device, is_captured
         # There from the beginning: a rank whose memory is full has none for them.
-        # The sum, how many failed, and each rank's number of steps.
-        self.told = torch.zeros(2 + self.num_ranks, dtype=torch.float64, device=self.device)
+        # The sum, how many failed, and each rank's number of steps and mark of its batch.
+        self.told = torch.zeros(2 + 3 * self.num_ranks, dtype=torch.float64, device=self.device)
         self.texts = torch.zeros(self.num_ranks, TEXT_BYTES, dtype=torch.uint8, device=self.device)
         for buffer in buffers:
             for tensor in (buffer.weights, buffer.master):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -92,10 +92,15 @@ def train(
             check_whole(TrainingError, name, every, 1, MOST)
             if needed is None:
                 raise TrainingError(f"{name} is {every}, but there is no {what}. Give it, or leave {name} out.")
-    if folder is not None:
-        trainer.ranks.by_first(lambda: checkpoint.check(folder))
     if isinstance(held_out, Iterator):  # it can be read once
         held_out = [*held_out]
+    trainer.ranks.agree(
+        "their training", trainer.model.device, num_steps=trainer.num_steps, max_steps=max_steps, batch_rows=batch_rows,
+        evaluate_every=evaluate_every, save_every=save_every, has_folder=folder is not None, reserve=reserve,
+        rows=_number(rows), held_out=_number(held_out), seed_of_rows=getattr(rows, "seed", None),
+    )  # fmt: skip
+    if folder is not None:
+        trainer.ranks.by_first(lambda: checkpoint.check(folder))
     steps, evaluations = list[Step](), list[Evaluation]()
     has_previous = False  # no step has told yet whether the newest checkpoint's weights give a finite loss
 
@@ -149,3 +154,8 @@ def train(
         raise
     end_previous(checkpoint.forget)
     return TrainRun(tuple(steps), tuple(evaluations), was_stopped=trainer.num_steps < max_steps)
+
+
+def _number(examples: object) -> int | None:
+    """How many there are; None where they do not tell."""
+    return len(examples) if isinstance(examples, Sized) else None

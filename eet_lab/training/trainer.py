@@ -111,6 +111,8 @@ class Trainer:
         self._staging = Staging(network.device)
         own = proxy(self)  # a cycle would keep the weights until the collector comes by
         self._launch = self.parts.step_launch(lambda given: own._run(given), network.device)
+        shapes = {path: tuple(parameter.shape) for path, parameter in self.parameters.items()}
+        self.ranks.agree("their trainers", network.device, seed=self.settings.seed, shapes_of_weights=shapes)
         self.ranks.watch([*self.parameters.values()], self.optimizer.buffers, self._launch.is_captured)
 
     @exclusive
@@ -176,9 +178,8 @@ class Trainer:
                 own = [float(each) for each in losses]
                 raise not_finite(number, self.parameters, passes, own, loss, grad_norm, partial(self._again, batch))
         computed = sum(each.group.computed_tokens for each in passes)
-        ms = (perf_counter() - begin) * 1e3
         return Step(
-            number, loss, grad_norm, lr, batch.num_tokens, computed, len(passes), ms, scale,
+            number, loss, grad_norm, lr, batch.num_tokens, computed, len(passes), (perf_counter() - begin) * 1e3, scale,
             is_skipped=not math.isfinite(norm), work=work,
         )  # fmt: skip
 
@@ -231,7 +232,7 @@ class Trainer:
             return [of(sent(each, self._staging)) for each in given]
 
         with self._memory("a pass over examples"):
-            loss = float(self.ranks.together(work, self.num_steps)[1]) / batch.num_labels
+            loss = float(self.ranks.together(work, self.num_steps, batch.mark)[1]) / batch.num_labels
             self.ranks.check()
         if not math.isfinite(loss):
             advice = (
@@ -245,9 +246,9 @@ class Trainer:
     def reserve(self, batches: Iterable[Sequence[Example]], cancel: Cancel | None = None) -> None:
         """Take all memory, and capture all launches, that steps over such batches will need: the largest pass first.
 
-        No weight changes. From then on a step is refused before any work where one of its passes has more tokens, more
-        labels or a longer text than all of these; another call adds to them. Without it, the first steps take memory,
-        which grows with the largest step so far. Errors: those of `step`.
+        No weight changes. From then on a step whose pass has more tokens, more labels or a longer text than all of
+        these is refused before any work; another call adds to them. Without it, memory grows with the largest step so
+        far. Errors: those of `step`.
         """
         self._settle()
         found = Scan()
@@ -348,7 +349,7 @@ class Trainer:
                     losses.append(self._launch(now))
             return losses
 
-        return self.ranks.together(work, self.num_steps, has_gradients=True)
+        return self.ranks.together(work, self.num_steps, batch.mark, has_gradients=True)
 
     @torch.no_grad()
     def _again(self, batch: Checked, each: TrainPass, change: Callable[[Ops], Ops]) -> None:
