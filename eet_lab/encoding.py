@@ -123,7 +123,7 @@ def encode(
     if pool not in tuple(POOLS):  # which takes what cannot be hashed
         hint = did_you_mean(str(pool), filter(None, POOLS))
         raise PromptError(f"pool is {pool!r:.60}, but it must be 'mean', 'cls' or None for hidden states.{hint}")
-    chosen, run = _read(model, as_texts(model, texts), POOLS[pool], recipe, batching, progress, cancel)
+    chosen, run = _read(model, texts, POOLS[pool], recipe, batching, progress, cancel)
     if pool is None:
         return Embeddings(run.values, chosen, run)
     return Embeddings(_stacked(run, model.config.hidden_size), chosen, run)
@@ -140,7 +140,7 @@ def classify(
     **batching: Any,
 ) -> Classes:
     """The classes of texts, by the head of a checkpoint for sequence classification; keywords as of `encode`."""
-    chosen, run = _read(model, as_texts(model, texts), CLASSES, recipe, batching, progress, cancel)
+    chosen, run = _read(model, texts, CLASSES, recipe, batching, progress, cancel)
     names = model.encoder.config.labels
     logits = _stacked(run, len(names))
     return Classes(names, logits, scores_of(model, logits), chosen, run)
@@ -159,7 +159,7 @@ def classify_tokens(
     """The classes of the tokens of texts, by the head of a checkpoint for token classification; keywords as of
     `encode`.
     """
-    chosen, run = _read(model, as_texts(model, texts), TOKEN_CLASSES, recipe, batching, progress, cancel)
+    chosen, run = _read(model, texts, TOKEN_CLASSES, recipe, batching, progress, cancel)
     return TokenClasses(model.encoder.config.labels, tuple(run.values), chosen, run)
 
 
@@ -229,16 +229,20 @@ def as_images(model: Model, images: Any) -> list[Image]:
     return read
 
 
-def as_texts(model: Model, texts: Texts) -> Sequence[Readable]:
-    """Texts, pairs of texts and lists of token ids as an engine reads them, or images; PromptError for what is none."""
+def as_texts(model: Model, texts: Texts, truncate: bool = False) -> Sequence[Readable]:
+    """Texts, pairs of texts and lists of token ids as an engine reads them, or images; PromptError for what is none.
+
+    With `truncate` pairs that are too long are cut here, where it is known which text a token belongs to.
+    """
     if isinstance(model.config, VisionConfig):
         return as_images(model, texts)
     if not isinstance(texts, Iterable) or isinstance(texts, bytes):
         raise PromptError(f"texts is {texts!r:.60}, but it must be a text, or a list of texts or lists of token ids.")
-    return [_as_text(model, text) for text in ([texts] if isinstance(texts, str) else texts)]
+    most = model.config.context if truncate else None
+    return [_as_text(model, text, most) for text in ([texts] if isinstance(texts, str) else texts)]
 
 
-def _as_text(model: Model, text: TextLike) -> Text:
+def _as_text(model: Model, text: TextLike, most: int | None) -> Text:
     if isinstance(text, Text):  # it was read before
         return text
     pair = (text,) if isinstance(text, str) else text
@@ -250,13 +254,13 @@ def _as_text(model: Model, text: TextLike) -> Text:
         )
     for part in pair:
         check_characters(part)
-    ids, types = model.tokenizer.read(*pair)
+    ids, types = model.tokenizer.read(pair[0], pair[1] if len(pair) > 1 else None, most)
     return Text(ids, types if model.encoder.config.num_types > 1 and any(types or ()) else None)
 
 
 def _read(
     model: Model,
-    texts: Sequence[Readable],
+    texts: Texts,
     task: TextTask,
     recipe: RecipeLike,
     batching: dict[str, Any],
@@ -265,10 +269,12 @@ def _read(
 ) -> tuple[Recipe, Run]:
     for name in batching:
         check_known(PromptError, "keyword", name, [each.name for each in fields(Batching)])
+    how = Batching(**batching)
+    read = as_texts(model, texts, how.truncate)
     chosen = as_recipe(recipe, model.device, model.config)
     with closing(EncoderEngine(model.encoder, chosen.parts)) as engine:
         engine.prepare(progress, cancel)
-        return chosen, engine.read(texts, task, Batching(**batching), progress=progress, cancel=cancel)
+        return chosen, engine.read(read, task, how, progress=progress, cancel=cancel)
 
 
 def _stacked(run: Run, width: int) -> Tensor:

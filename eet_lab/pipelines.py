@@ -281,7 +281,7 @@ class _Stops:
 
 def _read(model: Model, texts: Texts, truncation: bool) -> Sequence[Text]:
     """Texts as an encoder reads them; PromptError, with transformers' word for cutting, for one that is too long."""
-    read: Any = as_texts(model, texts)
+    read: Any = as_texts(model, texts, truncation)
     if not truncation:
         checked_texts([text.ids for text in read if isinstance(text, Text)], model.config, cut_by="truncation=True")
     return read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 
 import numpy as np
@@ -15,6 +16,7 @@ import eet_lab
 from eet_lab.errors import ModelError, PromptError, RecipeError
 from eet_lab.models import load
 from eet_lab.models.loading import DEMO
+from eet_lab.models.tokenizer import Tokenizer
 
 PLAIN = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11"]
@@ -131,6 +133,34 @@ def test_text_classification(both, name, how):
     same(ours(long, truncation=True, **how), ours("w1 " * 38, **how))
     with pytest.raises(PromptError, match="cut all texts with truncation=True"):
         ours(long, **how)
+
+
+def test_of_a_pair_that_is_too_long_the_longer_text_is_cut(both, words):
+    peer, ours = both("text-classification", "distilbert-classes")
+    for text, second in (("w1 " * 60, "w3 w4"), ("w3 w4", "w1 " * 60), ("w2 " * 50, "w1 " * 60)):
+        pair = {"text": text, "text_pair": second}
+        expected = peer(pair, truncation=True, max_length=ours.model.config.context)
+        same(ours(pair, truncation=True), expected)
+        told = words(text, second, truncation=True, max_length=40)
+        for given in (words, words.backend_tokenizer):
+            read = Tokenizer.of(given).read(text, second, most=40)
+            assert read == (told["input_ids"], told["token_type_ids"]) and len(read[0]) == 40
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("BertTokenizer", {}),
+        ("TokenizersBackend", {}),
+        ("TokenizersBackend", {"model_input_names": ["input_ids", "token_type_ids"]}),
+    ],
+)
+def test_token_types_are_read_where_transformers_reads_them(words, tmp_path, name, told):
+    (tmp_path / "tokenizer.json").write_text(words.backend_tokenizer.to_str())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name, **told}))
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)("w1 w2", "w3")
+    found = Tokenizer.from_folder(tmp_path, "bert").read("w1 w2", "w3")
+    assert found == (expected["input_ids"], expected.get("token_type_ids"))
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])

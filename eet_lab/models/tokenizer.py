@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ class Tokenizer:
             check_file(path, MAX_BYTES)
         try:
             if files[0].name == "tokenizer.json":
-                return cls.of(Fast.from_file(str(files[0])))
+                return cls.of(Fast.from_file(str(files[0])), tells_types=_tells_types(folder))
             if files[0].name == "vocab.txt":
                 return cls.of(_word_pieces(folder, files[0]))
             read = _byte_pairs(files, is_roberta=family in ("roberta", "bart"))
@@ -90,8 +91,11 @@ class Tokenizer:
             raise ModelError(f"The tokenizer in {folder} cannot be read: {error}. {AGAIN}") from error
 
     @classmethod
-    def of(cls, tokenizer: Any) -> Tokenizer:
-        """Cover a tokenizer of `tokenizers`, or one of transformers. Errors: ModelError for anything else."""
+    def of(cls, tokenizer: Any, *, tells_types: bool = True) -> Tokenizer:
+        """Cover a tokenizer of `tokenizers`, whose token types are told if it `tells_types`, or one of transformers.
+
+        Errors: ModelError for anything else.
+        """
         if isinstance(tokenizer, cls):
             return tokenizer
         needed = ("encode", "decode", "get_vocab")
@@ -103,16 +107,26 @@ class Tokenizer:
         decode = tokenizer.decode
         if hasattr(tokenizer, "get_vocab_size"):
 
-            def read(text: str, second: str | None) -> tuple[list[int], list[int] | None]:
+            @lru_cache(maxsize=1)
+            def cutting(most: int) -> Any:
+                from tokenizers import Tokenizer as Fast
+
+                copy = Fast.from_str(tokenizer.to_str())  # other threads read by the tokenizer itself
+                copy.enable_truncation(most, strategy="longest_first")
+                return copy
+
+            def read(text: str, second: str | None, most: int | None) -> tuple[list[int], list[int] | None]:
                 told = tokenizer.encode(text, second)
-                return told.ids, told.type_ids
+                if most is not None and len(told.ids) > most:
+                    told = cutting(most).encode(text, second)
+                return told.ids, told.type_ids if tells_types else None
 
             num_words, id_of, word_of = tokenizer.get_vocab_size(), tokenizer.token_to_id, tokenizer.id_to_token
             to_json = getattr(tokenizer, "to_str", None)
             return cls(lambda text: tokenizer.encode(text).ids, decode, num_words, read, id_of, word_of, to_json)
 
-        def read_by_transformers(text: str, second: str | None) -> tuple[list[int], list[int] | None]:
-            told = tokenizer(text, second)
+        def read_by_transformers(text: str, second: str | None, most: int | None) -> tuple[list[int], list[int] | None]:
+            told = tokenizer(text, second, truncation="longest_first" if most else False, max_length=most)
             return told["input_ids"], told.get("token_type_ids")
 
         return cls(
@@ -159,11 +173,13 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         return list(self._encode(text)) if text else []
 
-    def read(self, text: str, second: str | None = None) -> tuple[list[int], list[int] | None]:
+    def read(self, text: str, second: str | None = None, most: int | None = None) -> tuple[list[int], list[int] | None]:
         """A text, or a pair of them, as an encoder reads it: ids with the special tokens around, and the types of these
-        tokens, if the tokenizer tells them.
+        tokens, if the tokenizer tells them. A pair of more than `most` tokens loses those at the end of its longer one.
         """
-        ids, types = self._read(text, second) if self._read else (self.encode(text), None)
+        ids, types = (
+            self._read(text, second, None if second is None else most) if self._read else (self.encode(text), None)
+        )
         return list(ids), None if types is None else list(types)
 
     def id_of(self, word: str) -> int | None:
@@ -228,10 +244,23 @@ def check_characters(text: str) -> None:
         )
 
 
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    return read_json(path) if path.exists() else {}
+
+
+def _tells_types(folder: Path) -> bool:
+    """Whether transformers reads token types: its classes that are for any tokenizer do so if they are told to."""
+    told = _settings(folder)
+    names = told.get("model_input_names")
+    if isinstance(names, list):
+        return "token_type_ids" in names
+    return told.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend")
+
+
 def _added(folder: Path, tokenizer: Any) -> list[int]:
     """What an older tokenizer puts before each text, as tokenizer_config.json has it: OPT's </s>."""
-    path = folder / "tokenizer_config.json"
-    told = read_json(path) if path.exists() else {}
+    told = _settings(folder)
     word = told.get("bos_token") if told.get("add_bos_token") else None
     word = word.get("content") if isinstance(word, dict) else word
     token = tokenizer.token_to_id(word) if isinstance(word, str) else None
@@ -242,8 +271,7 @@ def _word_pieces(folder: Path, vocab: Path) -> Any:
     """BERT's older tokenizer, as tokenizer_config.json has it."""
     from tokenizers import BertWordPieceTokenizer
 
-    path = folder / "tokenizer_config.json"
-    told = read_json(path) if path.exists() else {}
+    told = _settings(folder)
     return BertWordPieceTokenizer(
         str(vocab),
         lowercase=bool(told.get("do_lower_case", True)),
