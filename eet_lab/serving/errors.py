@@ -56,6 +56,11 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> ApiE
     return ApiError(400, message, param, code)
 
 
+def took_too_long() -> ApiError:
+    """For a request that is not complete when its time, `request_s`, is over."""
+    return ApiError(504, "The answer took longer than the server waits.", code="timeout")
+
+
 def failed(error: BaseException, number: str) -> ApiError:
     """An engine that failed while it served this request: 500, with the number under which the log has the reason."""
     return ApiError(

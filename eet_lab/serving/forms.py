@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from eet_lab.serving.bodies import StreamOptions
-from eet_lab.serving.errors import ApiError
+from eet_lab.serving.errors import ApiError, took_too_long
 from eet_lab.serving.generating import Generating, Piece, Step
 from eet_lab.serving.logprobs import Scored, of_chat, of_completion
 from eet_lab.serving.response_cache import Replay
 
 DONE = b"data: [DONE]\n\n"
+END: Message = {"type": "http.response.body", "body": b"", "more_body": False}
+LAST_S = 1.0
+"""What a client whose time is over gets to read why."""
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -113,10 +117,14 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *self._more]})
             async with asyncio.timeout(self._generating.left_s):
                 await self._send_all(send)
-        except TimeoutError:  # the client does not read: an answer that is cut off closes its connection
-            pass
+        except TimeoutError:
+            # A client that does not read is not told: an answer that is cut off closes its connection.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_S):
+                    await self._send_error(send, took_too_long())
         finally:
             self._generating.close()
 
@@ -124,7 +132,6 @@ class EventStream(Response):
         async def event(text: str, last: bytes = b"") -> None:
             await send({"type": "http.response.body", "body": text.encode() + last, "more_body": True})
 
-        await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *self._more]})
         if self._form.is_chat:
             openings = (self._form.opening(choice.number) for choice in self._generating.choices)
             await event("".join(self._event(opening, 0) for opening in openings))
@@ -134,8 +141,14 @@ class EventStream(Response):
                 await event(self._of(step))
             await event(self._usage(), DONE)
         except ApiError as error:
-            await event(f"data: {json.dumps(error.body())}\n\n", DONE)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send_error(send, error)
+        else:
+            await send(END)
+
+    async def _send_error(self, send: Send, error: ApiError) -> None:
+        event = f"data: {json.dumps(error.body())}\n\n".encode()
+        await send({"type": "http.response.body", "body": event + DONE, "more_body": True})
+        await send(END)
 
     def _of(self, step: Step) -> str:
         return "".join(self._event(self._form.chunk(piece), step.num_tokens) for piece in step.pieces)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eet_lab.serving.errors import ApiError
+from eet_lab.serving.errors import ApiError, took_too_long
 from eet_lab.serving.metrics import Metrics
 from eet_lab.serving.options import BYTES_PER_TOKEN, Options
 from eet_lab.words import plain, sized, told
@@ -141,7 +141,7 @@ async def before(end: float, work: Awaitable[Result], receive: Receive) -> Resul
             return doing.result()
         if leaving.done():
             raise ApiError(499, "The client has left.")
-        raise ApiError(504, "The answer took longer than the server waits.", code="timeout")
+        raise took_too_long()
     finally:
         doing.cancel()
         leaving.cancel()

@@ -83,7 +83,10 @@ class Generating:
         self.is_abandoned = False
 
     def start(self, settings: Sequence[Settings], receive: Receive) -> None:
-        """Give the engine a job for each choice: `n` of each prompt. `settings` are those of each prompt."""
+        """Give the engine a job for each choice: `n` of each prompt. `settings` are those of each prompt.
+
+        A prompt whose request has a seed draws what it would draw alone; without one, all choices draw on their own.
+        """
         assert self._front.generator is not None
         body, stops = self._body, self._body.stops()
         decode = self._front.decode(body.stop_token_ids)
@@ -95,7 +98,8 @@ class Generating:
                 text = StoppedText(decode, stops)
                 self.choices.append(Choice(len(self.choices), len(prompt), answer, text, scores))
                 self._front.joined(answer)
-                self._front.generator.join(Job(prompt, how, number, answer, self._deadline))
+                drawn = number if body.seed is not None else len(self.choices) - 1
+                self._front.generator.join(Job(prompt, how, drawn, answer, self._deadline))
         self._watch = asyncio.create_task(self._watch_client(receive))
 
     async def steps(self) -> AsyncIterator[Step]:

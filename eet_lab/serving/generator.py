@@ -13,7 +13,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError, RecipeError
 from eet_lab.models import Model
 from eet_lab.scheduling import Request
-from eet_lab.serving.errors import ApiError, failed, of_engine
+from eet_lab.serving.errors import ApiError, failed, of_engine, took_too_long
 from eet_lab.serving.jobs import Job, Load, News
 from eet_lab.serving.warm_up import warm_up_decoder
 from eet_lab.serving.worker import Worker
@@ -145,7 +145,7 @@ class Generator(Worker):
             return
         for job in [job for job in self._jobs.values() if job.deadline <= now]:
             self._leave(job.answer)
-            self._end(job.answer, ApiError(504, "The answer took longer than the server waits.", code="timeout"))
+            self._end(job.answer, took_too_long())
         self._look_at = min((job.deadline for job in self._jobs.values()), default=inf)
 
     def _fail(self, error: Exception, *joining: Hashable) -> None:

@@ -63,6 +63,12 @@ def test_what_marks_the_beginning_of_words_stays_where_they_are_cut():
         most_of(front, 2, 9, [[4], "words"], "prompt")
 
 
+def test_prompts_of_a_list_draw_on_their_own_unless_a_seed_is_given(client):
+    how = dict(model="demo", prompt=[PROMPT] * 4, max_tokens=16, temperature=1.5)
+    assert len({choice.text for choice in client.completions.create(**how, n=2).choices}) == 8
+    assert len({choice.text for choice in client.completions.create(**how, seed=3).choices}) == 1
+
+
 def test_a_stream_is_the_same_text_in_pieces(client, greedy):
     how = dict(model="demo", prompt=PROMPT, max_tokens=24, temperature=0)
     chunks = list(client.completions.create(**how, stream=True, stream_options={"include_usage": True}))

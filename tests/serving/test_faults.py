@@ -6,6 +6,7 @@ All with a front in this process, into which a test can look; `test_front.py` ha
 from __future__ import annotations
 
 import gc
+import json
 import socket
 import threading
 import time
@@ -332,6 +333,10 @@ def test_what_takes_too_long_ends(demo, monkeypatch):
     with ThreadPoolExecutor() as pool:
         late = httpx.post(f"{served.url}{TEXT}", json=LONG, timeout=30)
         assert late.status_code == 504 and late.json()["error"]["type"] == "timeout_error"
+        eventually(lambda: free_pages(generator) == before)
+        streamed = httpx.post(f"{served.url}{TEXT}", json={**LONG, "stream": True}, timeout=30)
+        *pieces, why, end = streamed.text.strip().split("\n\n")
+        assert pieces and json.loads(why.removeprefix("data: "))["error"]["code"] == "timeout" and end == "data: [DONE]"
         eventually(lambda: free_pages(generator) == before)
         cut = pool.submit(httpx.post, f"{served.url}{TEXT}", json=LONG, timeout=30)
         eventually(lambda: free_pages(generator) < before)
