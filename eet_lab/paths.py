@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
@@ -49,6 +50,12 @@ def constraints_file() -> Path:
 def is_clone() -> bool:
     """Whether the package runs from its repository, so that its notebooks may be used where they are."""
     return not (PACKAGE / "_notebooks").is_dir() and (PACKAGE.parent / "pyproject.toml").is_file()
+
+
+def install_command(extra: str) -> str:
+    """What to type so that one of the package's extras is installed, under the versions that were tried."""
+    where = f"-e '{PACKAGE.parent}[{extra}]'" if is_clone() else f"'eet-lab[{extra}]'"
+    return f"{sys.executable} -m pip install -c {constraints_file()} {where}"
 
 
 def cache_dir() -> Path:

@@ -20,13 +20,14 @@ from torch import Tensor
 from eet_lab.encoding import TextLike, Texts, as_masked, as_texts, classify, encode, mask_logits
 from eet_lab.engine.generation import StepEvent
 from eet_lab.engine.settings import checked_texts
+from eet_lab.engine.tasks import CLASSES, MLM
 from eet_lab.errors import ModelError, PromptError, did_you_mean
 from eet_lab.models import Model, load
 from eet_lab.models.chat import ChatTemplate, as_messages, template_of
 from eet_lab.models.on_device import checked_model
 from eet_lab.models.transcript import StoppedText
 from eet_lab.parts.passes import Text
-from eet_lab.scheduling.whole import MOST, check_choice, check_whole
+from eet_lab.scheduling.whole import MOST, check_choice, check_whole, is_whole
 from eet_lab.texts import RecipeLike, as_recipe, generate
 from eet_lab.words import told
 
@@ -77,9 +78,18 @@ class Pipeline:
     model: Model
     recipe: RecipeLike
 
+    @staticmethod
+    def check(model: Model) -> None:
+        """ModelError for a model that cannot do it."""
+        _ = model.encoder
+
 
 class TextGeneration(Pipeline):
     """What follows a text or a chat: `[{"generated_text": ...}]`, and a list of those for a list of them."""
+
+    @staticmethod
+    def check(model: Model) -> None:
+        _ = model.decoder
 
     @_options_checked
     def __call__(
@@ -144,6 +154,10 @@ class FillMask(Pipeline):
     A text with several masked places gets a list for each of them.
     """
 
+    @staticmethod
+    def check(model: Model) -> None:
+        MLM.check(model.encoder.config)
+
     @_options_checked
     def __call__(self, inputs: str | Sequence[str], *, top_k: int = 5, targets: str | Sequence[str] = ()) -> list[Any]:
         """`targets` are words to choose among. Errors: PromptError, and those of `eet_lab.fill_mask`."""
@@ -178,6 +192,10 @@ class FillMask(Pipeline):
 
 class TextClassification(Pipeline):
     """The likeliest class of a text: `[{"label": ..., "score": ...}]`."""
+
+    @staticmethod
+    def check(model: Model) -> None:
+        CLASSES.check(model.encoder.config)
 
     @_options_checked
     def __call__(
@@ -247,9 +265,11 @@ def pipeline(
         raise PromptError(f"model is loaded already, so that {next(iter(loading))} would do nothing; give it to load.")
     if "dtype" not in loading and "torch_dtype" in loading:
         loading["dtype"] = loading.pop("torch_dtype")
+    if is_whole(number := loading.get("device"), -1, MOST):  # as in transformers
+        loading["device"] = "cpu" if number == -1 else f"cuda:{number}"
     _check_options(loading, [*signature(load).parameters])
     loaded = checked_model(model) if isinstance(model, Model) else load(model, **loading)
-    _ = loaded.decoder if TASKS[task] is TextGeneration else loaded.encoder
+    TASKS[task].check(loaded)
     return TASKS[task](loaded, as_recipe(recipe, loaded.device, loaded.config))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from eet_lab import imports
 from eet_lab.errors import SetupError
+from eet_lab.paths import install_command
 from eet_lab.threads import num_cores
 
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
@@ -19,7 +20,7 @@ LOGS = "/tmp/ray/session_latest/logs"
 
 def check_installed(names: Sequence[str], who: str) -> None:
     """Errors: SetupError where one of these packages of the extra `ray` is missing, which `who` need."""
-    imports.check_installed(names, f"{who} need", "pip install 'eet-lab[ray]'.")
+    imports.check_installed(names, f"{who} need", install_command("ray"))
 
 
 def is_joined() -> bool:

@@ -309,7 +309,7 @@ def test_no_nvcc_is_an_error_that_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(toolchain, "_nvcc_candidates", lambda: iter([tmp_path / "nvcc"]))
     toolchain.find_nvcc.cache_clear()
     try:
-        with pytest.raises(KernelBuildError, match=r"nvcc is missing: looked at .*pip install 'eet-lab\[cuda\]'"):
+        with pytest.raises(KernelBuildError, match=r"nvcc is missing: looked at .*pip install -c \S+ .*\[cuda\]'"):
             toolchain.find_nvcc()
     finally:
         toolchain.find_nvcc.cache_clear()

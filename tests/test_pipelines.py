@@ -223,6 +223,9 @@ def test_a_loaded_model_is_not_loaded_again(generating):
 
 
 def test_the_options_of_loading():
+    assert eet_lab.pipeline("text-generation", device=-1).model.device == "cpu", "transformers' number for it"
+    with pytest.raises(ModelError, match="device is 'cuda:9'"):
+        eet_lab.pipeline("text-generation", device=9)
     how = {"device": "cpu", "torch_dtype": "float16"}
     assert eet_lab.pipeline("text-generation", **how).model.dtype == "float16", "as transformers called it"
     for wrong in ({"dtpe": "x"}, {**how, "dtype": "float32"}):
@@ -243,6 +246,10 @@ def test_what_an_encoder_cannot(both):
         ours("w1")
     with pytest.raises(ModelError, match="encoder"):
         eet_lab.pipeline("text-generation", ours.model)
+    with pytest.raises(ModelError, match="lacks"):
+        eet_lab.pipeline("text-classification", ours.model)
+    with pytest.raises(ModelError, match="lacks"):
+        eet_lab.pipeline("fill-mask", load(theirs("bert"), device="cpu"))
     _, ours = both("text-classification", "bert-classes")
     with pytest.raises(PromptError, match="function_to_apply is 'softmin'.*Did you mean 'softmax'"):
         ours("w1", function_to_apply="softmin")

@@ -40,6 +40,7 @@ from eet_lab.models.config import Config
 from eet_lab.models.families import settings_of
 from eet_lab.models.on_device import on_its_device
 from eet_lab.models.transcript import Transcript, ended_by
+from eet_lab.paths import install_command
 from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.scheduling import Request
 from eet_lab.scheduling.served import percentiles
@@ -259,7 +260,7 @@ def served_over_http(
     try:
         from eet_lab.serving.handle import serve
     except ImportError as error:
-        raise SetupError(f"{HTTP} needs {error.name}: pip install 'eet-lab[serve]'") from error
+        raise SetupError(f"{HTTP} needs {error.name}: {install_command('serve')}") from error
     from eet_lab.serving.load import Target
 
     limits: dict[str, Any] = {

@@ -14,7 +14,7 @@ token.
   eet-lab lab                        notebooks in the current folder (in a clone: copies in eet-lab-results)
   eet-lab lab --dir ~/eet            notebooks in ~/eet; files that are there are kept, never overwritten
   eet-lab lab --notebook 01_pre_padding   another notebook than the workbench
-  eet-lab lab --app                  the workbench alone, without code, by Voila (pip install 'eet-lab[app]')
+  eet-lab lab --app                  the workbench alone, without code, by Voila
   eet-lab lab --no-browser           print the address only; the default where there is no display
   eet-lab lab --port 9000            another port
 

@@ -15,7 +15,7 @@ from eet_lab.commands.arguments import add_model, check_recipe, read_key
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine
 from eet_lab.errors import SetupError
-from eet_lab.words import told
+from eet_lab.words import plain, told
 
 GUIDE = """\
 Serves a model with OpenAI's interface: /v1/completions, /v1/chat/completions, /v1/models, and for encoders
@@ -128,6 +128,9 @@ def _serve_here(args: argparse.Namespace, options: dict[str, Any]) -> None:
     line = ProgressLine()
     server, url = serving(model, args.recipe, args.host, args.port, options, args.front, line)
     server.told_up = line.clear
+    drain_s = plain(server.service.options.drain_s)
+    ends = f"\nFinishing what was accepted, within {drain_s} s. Ctrl+C ends it at once."
+    server.told_drain = lambda: print(ends, file=sys.stderr, flush=True)
     said = f"Serving {model.name} ({server.service.card.recipe}) on {url}; Ctrl+C ends it."
     try:
         run_server(server, started=lambda: print(said, flush=True))

@@ -15,6 +15,7 @@ from eet_lab.doctor.pins import pinned
 from eet_lab.doctor.software import pip_install
 from eet_lab.errors import KernelBuildError, MonitorError
 from eet_lab.monitor.nvml import Driver, find_driver
+from eet_lab.paths import install_command
 
 
 def inspect_gpu() -> list[Check]:
@@ -104,7 +105,7 @@ def inspect_tools(needed: bool) -> list[Check]:
             return Check(name, "fail" if needed else "note", str(error), remedy if needed else "")
 
     return [
-        look("nvcc", nvcc, pip_install("eet-lab[cuda]")),
+        look("nvcc", nvcc, install_command("cuda")),
         look("C++ compiler", toolchain.host_compiler, "sudo apt-get install -y g++"),
         look("ninja", toolchain.ninja, pip_install("ninja")),
     ]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from eet_lab.errors import SetupError
 from eet_lab.memory.lifetimes import Lifetime, Plan, aligned
 from eet_lab.memory.planners import greedy_by_size
+from eet_lab.paths import install_command
 
 TIME_LIMIT_S = 2.0
 
@@ -57,7 +58,7 @@ def _solver() -> Any:
     except ImportError as error:
         raise SetupError(
             'the planner "optimal" needs the package ortools, which is not installed. Choose another planner, or type: '
-            "pip install 'eet-lab[optimal]'"
+            + install_command("optimal")
         ) from error
     return cp_model
 

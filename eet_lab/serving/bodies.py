@@ -233,6 +233,8 @@ def _of(error: ValidationError, kind: type[Body]) -> ApiError:
         return bad(f"There is no field {shown}.{hint}", name[:60], "unknown_field")
     if first["type"] == "missing":
         return bad(f"{name} is missing.", name, "missing_field")
+    if first["type"] == "too_short":
+        return bad(f"{name} is {told(first['input'])}, but it must have at least one entry.", name)
     return bad(f"{name} is {told(first['input'])}, but {_lower(first['msg'])}.", name)
 
 

@@ -57,7 +57,7 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> ApiE
 
 
 def took_too_long() -> ApiError:
-    """For a request that is not complete when its time, `request_s`, is over."""
+    """What is told of a request that is not complete when its time, `request_s`, is over."""
     return ApiError(504, "The answer took longer than the server waits.", code="timeout")
 
 

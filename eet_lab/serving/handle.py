@@ -16,6 +16,7 @@ from eet_lab.errors import SetupError
 from eet_lab.imports import check_installed
 from eet_lab.models import Model
 from eet_lab.models.on_device import checked_model
+from eet_lab.paths import install_command
 from eet_lab.progress import Progress
 from eet_lab.serving.options import Options
 from eet_lab.texts import RecipeLike
@@ -58,6 +59,13 @@ class ServerHandle:
         while not self._has_ended.is_set() and not self._server.drain_soon():
             self._has_ended.wait(0.01)
         self._thread.join(self._server.service.options.drain_s + PATIENCE_S)
+
+    def __enter__(self) -> ServerHandle:
+        """Itself, for a block at whose end it stops."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
 
     def reset_prefix_cache(self) -> None:
         """Let requests from now on find nothing that `prefix_caching` kept of those before, and count them anew."""
@@ -131,7 +139,7 @@ def serving(
     """A server that listens and does not run yet, and its URL. `progress` is told of kernels that are built, on the
     engine's thread. Errors: those of `serve`.
     """
-    check_installed(PACKAGES, "serving needs", "pip install 'eet-lab[serve]'.")
+    check_installed(PACKAGES, "serving needs", install_command("serve"))
     with no_collection():
         from eet_lab.serving.lifecycle import listen, url_of
         from eet_lab.serving.service import LocalFront, Service

@@ -40,8 +40,11 @@ class Lifecycle(ABC):
         """Whether requests are answered."""
         self.told_up: Callable[[], None] = lambda: None
         """Called on the server's loop once requests are answered."""
+        self.told_drain: Callable[[], None] = lambda: None
+        """Called there when it begins to drain."""
         self.has_process = False
         """Whether the process is here for it alone."""
+        self._is_draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -60,6 +63,9 @@ class Lifecycle(ABC):
         On the server's loop. Before the engine is there, it ends at once.
         """
         if self.is_up.is_set():
+            if not self._is_draining:
+                self._is_draining = True
+                self.told_drain()
             self._drain_up()
         elif self._task is not None:
             self._task.cancel()

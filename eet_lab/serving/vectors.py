@@ -46,7 +46,11 @@ async def embed(front: LocalFront, request: Request) -> Response:
         )
     width = front.model.config.hidden_size
     if body.dimensions not in (None, width):
-        raise bad(f"dimensions is {body.dimensions}, but the vectors of {front.name} have {width}.", "dimensions")
+        raise bad(
+            f"dimensions is {told(body.dimensions)}, but the vectors of {front.name} have {width:,}, and are not cut. "
+            "Leave it out.",
+            "dimensions",
+        )
     found = await _once(front, request, body, POOLS[front.options.pool])
     # To write a thousand vectors takes a while, in which others are answered.
     return await asyncio.to_thread(_embedded, front.name, found, body.encoding_format)

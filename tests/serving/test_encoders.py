@@ -123,7 +123,7 @@ def test_classes_are_those_of_classify(post, bert):
         ({"input": "\ud800"}, "input", "surrogate"),
         ({}, "input", "missing"),
         ({"input": "w1", "encoding_format": "base65"}, "encoding_format", "'float' or 'base64'"),
-        ({"input": "w1", "dimensions": 8}, "dimensions", "have 32"),
+        ({"input": "w1", "dimensions": 8}, "dimensions", "have 32, and are not cut. Leave"),
         ({"input": "w1", "model": "other"}, "model", "no model"),
     ],
 )

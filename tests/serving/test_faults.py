@@ -324,6 +324,12 @@ def test_a_job_ends_at_its_deadline_whenever_it_joined(demo, lives, data):
     assert not generator._jobs and not generator._requests
 
 
+def test_a_server_stops_at_the_end_of_its_block(demo):
+    with eet_lab.serve(demo, PAGED, front="thread") as served:
+        assert httpx.get(f"{served.wait_until_up(60).url}/health").status_code == 200
+    assert served.state == "stopped"
+
+
 def test_what_takes_too_long_ends(demo, monkeypatch):
     """By its deadline, and at the end of the drain."""
     served = eet_lab.serve(demo, PAGED, front="thread", request_s=0.5, drain_s=0.2).wait_until_up(60)

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 
 from eet_lab import limits
 from eet_lab.errors import KernelBuildError
+from eet_lab.paths import install_command
 
 if TYPE_CHECKING:  # kernels can be built where there is no torch, and before there is
     import torch
 
-NVCC_REMEDY = "Install it: pip install 'eet-lab[cuda]', or NVIDIA's CUDA toolkit; then set CUDA_HOME or PATH."
+NVCC_REMEDY = f"Install it: {install_command('cuda')}, or NVIDIA's CUDA toolkit; then set CUDA_HOME or PATH."
 
 
 @cache
