@@ -361,10 +361,8 @@ class Trainer:
 
     def _noise(self, each: TrainPass) -> AbstractContextManager[None]:
         """Libraries draw what attention drops in a pass from the seed, the step and the pass."""
-        if not self.settings.attention_dropout:
-            return nullcontext()
         key = noise_key(noise_key(self.settings.seed, self.num_steps), each.numbers[0])
-        return library_noise(key, self.model.device)
+        return library_noise(key, self.model.device) if self.settings.attention_dropout else nullcontext()
 
     def _run(self, given: Given | Totals | UpdateInputs) -> Tensor:
         """What is launched: it reads what it is given, on the device, and nothing else that changes between steps."""
