@@ -55,7 +55,7 @@ class Metrics:
         self.finished = Counter[str]()
         self.refused = Counter[int]()
         self.first_token_s, self.between_s = Histogram(FIRST_TOKEN_S), Histogram(BETWEEN_S)
-        self.whole_s = Histogram(WHOLE_S)
+        self.whole_s, self.decode_s = Histogram(WHOLE_S), Histogram(WHOLE_S)
         self.prompt_lengths, self.generation_lengths = Histogram(TOKENS), Histogram(TOKENS)
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -101,6 +101,7 @@ class Metrics:
             ("time_to_first_token_seconds", "From acceptance to the first token.", self.first_token_s),
             ("inter_token_latency_seconds", "From one token to the next of a request.", self.between_s),
             ("e2e_request_latency_seconds", "From acceptance to the last token.", self.whole_s),
+            ("request_decode_time_seconds", "From the first token to the last one.", self.decode_s),
             ("request_prompt_tokens", "Tokens of a prompt.", self.prompt_lengths),
             ("request_generation_tokens", "Tokens that were generated for a request.", self.generation_lengths),
         ):

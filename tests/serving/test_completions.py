@@ -191,7 +191,12 @@ def test_metrics_have_vllms_names(client, served, prompt, n, sequences):
     assert grown[f"vllm:generation_tokens_total{label}"] == 4 * sequences
     assert grown['vllm:request_success_total{finished_reason="length",model_name="demo"}'] == sequences
     assert grown[f"vllm:inter_token_latency_seconds_count{label}"] == 3 * sequences
-    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_prompt_tokens"):
+    for name in (
+        "time_to_first_token_seconds",
+        "e2e_request_latency_seconds",
+        "request_decode_time_seconds",
+        "request_prompt_tokens",
+    ):
         assert grown[f"vllm:{name}_count{label}"] == sequences, name
     assert grown[f"vllm:request_prompt_tokens_sum{label}"] == 5 * sequences
     assert grown[f"vllm:request_generation_tokens_sum{label}"] == 4 * sequences

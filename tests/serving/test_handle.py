@@ -45,7 +45,7 @@ def test_a_package_that_is_missing_is_named(demo, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("eet_lab.serving.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(SetupError, match=r"uvicorn.*pip install 'eet-lab\[serve\]'"):
+    with pytest.raises(SetupError, match=r"uvicorn.*pip install -c \S+ .*\[serve\]'"):
         eet_lab.serve(demo)
 
 

@@ -106,7 +106,7 @@ def test_more_replicas_than_gpus():
 def test_ray_that_is_missing_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ray" else name)
     monkeypatch.setitem(sys.modules, "ray", None)  # another test may have imported it
-    with pytest.raises(SetupError, match=r"ray is not installed.*pip install 'eet-lab\[ray\]'"):
+    with pytest.raises(SetupError, match=r"ray is not installed.*pip install -c \S+ .*\[ray\]'"):
         eet_lab.serve_replicas("demo")
     with pytest.raises(SetupError, match="replicas"):
         eet_lab.serve_replicas("demo", replicas=0)  # what Ray could not mend either comes first
