@@ -312,6 +312,8 @@ class Controller:
         stopped, self.busy, self._job_name = self.stopping, False, ""
         name = answer.key.replace("_", " ")
         self.status.text = f"{name} done in {answer.seconds:.1f} s"
+        if of_serving and answer.error is not None:
+            self.status.text = f"{name} failed after {answer.seconds:.1f} s: its page says why"
         if stopped:
             self.status.text = f"{name.capitalize()} was stopped after {answer.seconds:.1f} s."
             self.status.text += " The result below is the previous one." if before else ""

@@ -34,18 +34,19 @@ LINES = {
 
 
 class ServingLive(StripCharts):
-    """Three strip charts over the seconds that a model serves; hidden until it does."""
+    """Three strip charts over the seconds that a model serves; hidden until it tells of itself."""
 
     def __init__(self) -> None:
         super().__init__(LINES, height="195px", display="none")
 
     def clear(self) -> None:
-        """Another serving begins."""
-        self.box.layout.display = "grid"
+        """Nothing is served by now: what was drawn goes, and the charts with it."""
+        self.box.layout.display = "none"
         super().clear()
 
     def push(self, look: Look) -> None:
         """One more look."""
+        self.box.layout.display = "grid"
         values = {
             "requests": (look.waiting, look.running),
             "ttft": tuple(look.ttft_ms.get(name) for name in ("p50", "p99")),

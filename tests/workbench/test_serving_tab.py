@@ -20,7 +20,7 @@ from eet_lab.workbench import Workbench, serving_jobs, serving_view
 from eet_lab.workbench.serving_jobs import serving_recipe
 from eet_lab.workbench.serving_view import ServingController, ServingView
 from workbench import page_states
-from workbench.driving import ask, do, errors, turn, turn_until
+from workbench.driving import ask, do, errors, status, turn, turn_until
 from workbench.page_harness import Open, sent, show
 
 PLACES = [".eet-pickers", ".eet-do-run", ".eet-told-block", ".eet-larger", ".eet-left-column", ".eet-live"]
@@ -137,6 +137,21 @@ def test_stop_ends_serving_from_the_page_and_from_the_bar(bench: Workbench, tab:
         turn_until(bench, lambda: bench.controller.idle)
         assert time.monotonic() - begun < 0.5
         assert "Stopped." in tab.page.status.value and tab.measured == {}
+
+
+def test_what_is_refused_is_not_called_done_and_has_no_charts(bench: Workbench, tab: ServingController) -> None:
+    press(bench, "measure")
+    kept = [box.value for box in tab.page._policies]
+    for box in tab.page._policies:
+        box.value = "no_batching"
+    press(bench, "serve")
+    assert "None of the policies can be served" in tab.page.error.value
+    assert "done" not in status(bench) and "serving failed after" in status(bench)
+    assert tab.page.live.box.layout.display == "none", "nothing was served that they could show"
+    for box, words in zip(tab.page._policies, kept, strict=True):
+        box.value = words
+    press(bench, "serve")
+    assert "serving done in" in status(bench) and tab.page.live.box.layout.display == "grid"
 
 
 def test_another_model_is_not_served_over_this_ones_table(tiny: Any, bench: Workbench, tab: ServingController) -> None:
