@@ -19,7 +19,9 @@ from eet_lab.figures.players import ServingFilm
 from eet_lab.figures.serving import agreement_table, in_words, told_table
 from eet_lab.scheduling.choices import usual_lengths
 from eet_lab.scheduling.cost import CostTable
+from eet_lab.scheduling.policies import NoBatching
 from eet_lab.scheduling.served import Served
+from eet_lab.scheduling.simulator import check_fits
 from eet_lab.serving.live import Look
 from eet_lab.words import brief
 from eet_lab.workbench.actions import ActionPage, field
@@ -84,6 +86,7 @@ class ServingPage(ActionPage):
     def __init__(self, asked: Asked, table: CostTable, put: Callable[[str], None], with_model: bool = False) -> None:
         bursts = BURSTS if asked.cv in BURSTS.values() else {**BURSTS, f"cv {brief(asked.cv)}": asked.cv}
         rate, drawn = replace(asked, trace="").rate_on(table), {"layout": WIDE, "tooltip": DISTRIBUTIONS}
+        self._usual_rate = rate if asked.rate is None else None  # what stands there as long as nobody types another
         fields = {
             "rate": ("arrival rate (requests/s)", W.FloatText(rate, layout=NARROW)),
             "cv": ("arrivals", W.Dropdown(options=list(bursts.items()), value=asked.cv, layout=WIDE)),
@@ -128,15 +131,17 @@ class ServingPage(ActionPage):
         self.buttons["stop"].disabled = not (busy or self.film.film)
 
     def put_table(self, table: CostTable) -> None:
-        """Say what a pass takes by now; the rate becomes one that suits it, as do lengths beyond it."""
+        """Say what a pass takes by now. A rate that nobody typed becomes one that suits it, as do lengths beyond it."""
         self._where.value = _where(table, is_given=False)
         self._suit(table)
-        asked = self.asked()
+        asked = replace(self.asked(), rate=None, trace="")
         try:
-            asked.chosen(table, asked.traffic(table))
+            check_fits(asked.traffic(table), NoBatching(), table)
         except EETError:
             self.fields["lengths"].value = self.fields["new_tokens"].value = usual_lengths(table)
-        self.fields["rate"].value = replace(self.asked(), rate=None, trace="").rate_on(table)
+            asked = replace(self.asked(), rate=None, trace="")
+        if self.fields["rate"].value == self._usual_rate:
+            self.fields["rate"].value = self._usual_rate = asked.rate_on(table)
 
     def show(
         self, runs: Mapping[str, Served], figures: Mapping[str, go.Figure], measured: Mapping[str, Measured]

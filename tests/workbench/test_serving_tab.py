@@ -139,6 +139,22 @@ def test_stop_ends_serving_from_the_page_and_from_the_bar(bench: Workbench, tab:
         assert "Stopped." in tab.page.status.value and tab.measured == {}
 
 
+def test_a_measurement_keeps_what_was_typed(bench: Workbench, tab: ServingController) -> None:
+    fields, given = tab.page.fields, tab.page.fields["rate"].value
+    press(bench, "measure")
+    usual = fields["rate"].value
+    assert usual != given and fields["lengths"].value == "4-12", "a rate that nobody typed is one that suits the model"
+    fields["rate"].value, tab.page._policies[0].value = 7.0, "no_such_policy"
+    press(bench, "measure")
+    assert fields["rate"].value == 7.0 and fields["lengths"].value == "4-12"
+    fields["rate"].value = -1.0
+    press(bench, "measure")
+    assert fields["rate"].value == -1.0 and "eet-error" not in tab.page.error.value
+    fields["rate"].value = usual
+    press(bench, "measure")
+    assert fields["rate"].value == usual
+
+
 def test_what_is_refused_is_not_called_done_and_has_no_charts(bench: Workbench, tab: ServingController) -> None:
     press(bench, "measure")
     kept = [box.value for box in tab.page._policies]

@@ -232,6 +232,13 @@ def test_a_table_of_another_kind_brings_its_fields_and_policies(view: ServingVie
     assert all("continuous_batching" in box.options for box in page._policies)
 
 
+def test_a_rate_that_was_asked_for_stays_with_another_table() -> None:
+    view = ServingView(TURBO_2060, rate=7.0, requests=20, lengths="5-30")
+    view.controller.page.put_table(TOY_DECODER)
+    assert view.controller.page.fields["rate"].value == 7.0
+    view.close()
+
+
 def test_a_new_view_closes_the_old_one_unless_it_is_asked_for_wrongly() -> None:
     first = ServingView(TURBO_2060, requests=20)
     first.start()
