@@ -94,6 +94,11 @@ class Asked:
             f"{counted(self.requests, 'request')}, lengths {lengths}{told}, cv {brief(self.cv)}, seed {self.seed}"
         )
 
+    def run_in_words(self, table: CostTable) -> str:
+        """The requests with their rate, which tell a run from others; a trace has its own."""
+        told = self.in_words(table)
+        return told if self.recorded is not None else f"{told}, {brief(self.rate_on(table))} requests/s"
+
     def traffic(self, table: CostTable, times: float = 1.0) -> Traffic:
         """The requests, `times` as close together. TrafficError."""
         trace = self.recorded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from itertools import chain
@@ -17,6 +17,7 @@ from eet_lab.figures.live import StripCharts
 from eet_lab.figures.outputs import FigureBox
 from eet_lab.figures.players import ServingFilm
 from eet_lab.figures.serving import agreement_table, in_words, told_table
+from eet_lab.scheduling.agreement import Compared
 from eet_lab.scheduling.choices import usual_lengths
 from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.policies import NoBatching
@@ -25,7 +26,7 @@ from eet_lab.scheduling.simulator import check_fits
 from eet_lab.serving.live import Look
 from eet_lab.words import brief
 from eet_lab.workbench.actions import ActionPage, field
-from eet_lab.workbench.serving_jobs import MOST_REQUESTS, MOST_SEED, Asked, Measured, names_for
+from eet_lab.workbench.serving_jobs import MOST_REQUESTS, MOST_SEED, Asked, names_for
 
 LINES = {
     "requests": ("requests", "", {"wait": theme.SERIES[1], "run": theme.SELECTION}),
@@ -36,15 +37,26 @@ LINES = {
 
 
 class ServingLive(StripCharts):
-    """Three strip charts over the seconds that a model serves; hidden until it tells of itself."""
+    """Three strip charts over the seconds that a model serves, and what they show; hidden until it tells of itself."""
 
     def __init__(self) -> None:
         super().__init__(LINES, height="195px", display="none")
+        self.caption = W.HTML()
 
     def clear(self) -> None:
         """Nothing is served by now: what was drawn goes, and the charts with it."""
         self.box.layout.display = "none"
+        self.caption.value = ""
         super().clear()
+
+    @property
+    def shown(self) -> bool:
+        """Whether there is something in the charts."""
+        return self.box.layout.display != "none"
+
+    def say(self, words: str) -> None:
+        """What the charts show."""
+        self.caption.value = caption(words)
 
     def push(self, look: Look) -> None:
         """One more look."""
@@ -68,6 +80,7 @@ GIVEN = "Simulated in warped time; no model runs. What a pass takes is read from
 MEASURED_HERE = "What a pass takes was measured on this machine, with this model: "
 ON_A_CPU = " A CPU's times say nothing of a GPU's."
 FLOW = {"flex_flow": "row wrap", "display": "flex", "grid_gap": "4px 14px"}
+SIDE_BY_SIDE = "Simulated beside measured"
 TRACE = "CSV or JSONL with time (s), length and new_tokens: these requests, as they came, in place of what is drawn"
 DISTRIBUTIONS = "128; 5-250 (uniform); lognormal:MEDIAN:SIGMA; or a file of whole numbers"
 
@@ -109,7 +122,8 @@ class ServingPage(ActionPage):
         self.box = W.VBox(
             [
                 W.HTML(theme.stylesheet()), self._where, W.Box([*self.form.values()], layout=FLOW),
-                W.Box(policies, layout=FLOW), row, self.error, self.live.box, self.film, self._table, self._kept,
+                W.Box(policies, layout=FLOW), row, self.error, self.live.caption, self.live.box, self.film, self._table,
+                self._kept,
             ]
         )  # fmt: skip
 
@@ -144,21 +158,30 @@ class ServingPage(ActionPage):
             self.fields["rate"].value = self._usual_rate = asked.rate_on(table)
 
     def show(
-        self, runs: Mapping[str, Served], figures: Mapping[str, go.Figure], measured: Mapping[str, Measured]
+        self,
+        runs: Mapping[str, Mapping[str, Served]],
+        figures: Mapping[str, go.Figure],
+        compared: Mapping[str, Sequence[Compared]],
     ) -> None:
-        """Results of the last simulation and of what was served, and all figures that are kept."""
+        """Results and all figures that are kept: `runs` by the words of their traffic, `compared` by those of a run."""
         self.tell("Done. The film plays in the page; what is below stays." if self.film.film else "Done.")
-        compared = "".join(agreement_table(each.compared) for each in measured.values())
-        self._table.value = results_table(runs) + compared
+        tables = [caption(words) + results_table(each) for words, each in runs.items()]
+        tables += [caption(f"{SIDE_BY_SIDE}, {words}") + agreement_table(each) for words, each in compared.items()]
+        self._table.value = "".join(tables)
         self._kept.show(*chain.from_iterable(map(theme.title_apart, figures.values())))
         self.set_busy(False)  # by now the film is there, or gone
+
+
+def caption(words: str) -> str:
+    """What a table or charts are of."""
+    return f'<div class="eet-dim" style="line-height:1.45">{escape(words)}</div>'
 
 
 def _where(table: CostTable, is_given: bool) -> str:
     """Where the times come from."""
     told = f"{GIVEN if is_given else MEASURED_HERE}{told_table(table)}."
     told += ON_A_CPU if table.source.driver is None else ""  # only a GPU's table has a driver
-    return f'<div class="eet-dim" style="line-height:1.45">{escape(told)}</div>'
+    return caption(told)
 
 
 def results_table(runs: Mapping[str, Served]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from eet_lab.errors import CostError, EETError, TrafficError
+from eet_lab.errors import Cancelled, CostError, EETError, TrafficError
 from eet_lab.figures.serving import batches, cost_surface, latency_against_load, simulated_beside_measured
 from eet_lab.models import Model, load
 from eet_lab.progress import Progress
@@ -43,12 +43,14 @@ from eet_lab.workbench.serving_jobs import (
     simulated,
     usual_policies,
 )
-from eet_lab.workbench.serving_page import ServingPage
+from eet_lab.workbench.serving_page import SIDE_BY_SIDE, ServingPage
 from eet_lab.workbench.threads import Answer, Background, drained
 
 WORK: dict[str, Callable[..., Any]] = {"simulate": simulated, "loads": against_load}
 ORDER = ("agreement", "batches", "loads", "table")
 """The order of figures: what was asked for last is rarely the table."""
+SIMULATED = ""
+"""The name of what was simulated, among those of policies that were measured."""
 SHOWN_PASSES = 60
 """Passes that the kept figure has in view, around the longest queue: boxes of more are too narrow to read."""
 LOOKS = 2000
@@ -73,7 +75,8 @@ class ServingController(ActionController):
         self._on_model = on_model
         self._is_own = False  # the table was measured here, not given
         self._looks: SimpleQueue[Look] = SimpleQueue()  # told on the thread that serves
-        self._loads: tuple[str, Any] | None = None  # a title and points
+        self._loads: tuple[str, Any] | None = None  # the words of its traffic, and points
+        self._words: dict[str, str] = {}  # those of each run's traffic, by the policy that was measured, or SIMULATED
 
     def stop(self) -> None:
         """Let what goes on end, and the film."""
@@ -85,8 +88,27 @@ class ServingController(ActionController):
         super().tick()
         for look in drained(self._looks):  # the last ones come with the end
             self.page.live.push(look)
+            if self.action == "serve":
+                self.page.live.say(f"Being served: {self._asked.run_in_words(self.table)}")
+
+    def take(self, answer: Answer) -> None:
+        action, asked = self.action, self._asked
+        self.tick()  # looks at what has ended are of this run, whatever is pressed next
+        super().take(answer)
+        if action and answer.value is None and self.figures:
+            self.page.tell(f"{'Stopped. ' if _is_stop(answer) else ''}What is below is of earlier runs.")
+        if action == "serve" and self.page.live.shown:
+            ended = "Served" if answer.value is not None else "Stopped" if _is_stop(answer) else "Failed"
+            self.page.live.say(f"{ended}: {asked.run_in_words(self.table)}")
 
     def _ask(self, action: str, asked: Asked, cancel: threading.Event) -> None:
+        self._begin(action, asked, cancel)
+        self.page.live.clear()  # what was drawn of another run stands beside nothing of this one
+        if action in ("simulate", "serve"):
+            self.page.film.stop()
+
+    def _begin(self, action: str, asked: Asked, cancel: threading.Event) -> None:
+        """Have it done; EETError where it cannot be."""
         if action in WORK:
             work = partial(WORK[action], asked, self.table, self.progress, cancel)
             self._background.ask(self.take, None, work)
@@ -100,30 +122,37 @@ class ServingController(ActionController):
             )
         done = measure if action == "measure" else partial(serve, asked, self.table, self._looks.put)
         self._on_model(action, done, cancel)
-        if action == "serve":
-            self.page.live.clear()
 
     def _show(self, action: str, asked: Asked, value: Any) -> None:
-        told = "" if action == "measure" else asked.in_words(self.table)
+        told = "" if action == "measure" else asked.run_in_words(self.table)
         if action == "loads":
-            self._loads = f"Latency against load (solid p99, dotted p50): {told}", value
+            self._loads = asked.in_words(self.table), value
         elif action == "measure":
             self._put_table(value)
         elif action == "serve":
-            self.measured[value.policy] = value
-            title = f"Simulated beside measured, {value.policy} on {value.served.source}: {told}"
+            self.measured[value.policy], self._words[value.policy] = value, told
+            title = f"{SIDE_BY_SIDE}, {value.policy} on {value.served.source}: {told}"
             self.figures["agreement"] = simulated_beside_measured(value.compared, title)
         else:
-            self.results = value
+            self.results, self._words[SIMULATED] = value, told
             self.figures["batches"] = batches(value, f"Around the longest queue: {told}", _busiest(value))
             self.page.film.show(value, told)
         if self._loads is not None:
-            title, points = self._loads
-            measured = {name: [each.point] for name, each in self.measured.items()}
+            told, points = self._loads
+            alike = {name: each for name, each in self.measured.items() if _is_of(self._words[name], told)}
+            measured = {name: [each.point] for name, each in alike.items()}
+            title = f"Latency against load (solid p99, dotted p50): {told}"
             self.figures["loads"] = latency_against_load(points, title, measured)
-        served = {f"{name}, measured": each.served for name, each in self.measured.items()}
         self.figures = {name: self.figures[name] for name in ORDER if name in self.figures}
-        self.page.show(self.results | served, self.figures, self.measured)
+        compared = {f"{name}: {self._words[name]}": each.compared for name, each in self.measured.items()}
+        self.page.show(self._runs(), self.figures, compared)
+
+    def _runs(self) -> dict[str, dict[str, Served]]:
+        """What was simulated last and what was served, by the words of their traffic: a table is of one traffic."""
+        found = {self._words[SIMULATED]: dict(self.results)} if self.results else {}
+        for name, each in self.measured.items():
+            found.setdefault(self._words[name], {})[f"{name}, measured"] = each.served
+        return found
 
     def _put_table(self, table: CostTable) -> None:
         """From now on this model's own times count; what was simulated over others is taken down."""
@@ -133,6 +162,15 @@ class ServingController(ActionController):
         self.page.put_table(table)
         surface = cost_surface(table, f"What a pass takes, measured: {table.source.model}")
         self.figures = {"table": surface}
+
+
+def _is_of(words: str, traffic: str) -> bool:
+    """Whether a run's words are of such traffic, at whatever rate."""
+    return f"{words},".startswith(f"{traffic},")
+
+
+def _is_stop(answer: Answer) -> bool:
+    return answer.error is None or isinstance(answer.error, Cancelled)
 
 
 def _busiest(runs: dict[str, Served]) -> tuple[float, float]:

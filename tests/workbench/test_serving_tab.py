@@ -155,6 +155,36 @@ def test_a_measurement_keeps_what_was_typed(bench: Workbench, tab: ServingContro
     assert fields["rate"].value == usual
 
 
+def test_nothing_of_an_earlier_run_stands_beside_a_later_one_without_its_words(
+    bench: Workbench, tab: ServingController
+) -> None:
+    page = tab.page
+    press(bench, "measure")
+    page.fields["rate"].value = 40.0
+    press(bench, "simulate")
+    press(bench, "serve")
+    first = "6 requests, lengths 4 to 12 tokens (uniform), answers 2 to 4 tokens (uniform), cv 1, seed 0, 40 requests/s"
+    assert f"Served: {first}" in page.live.caption.value and page.film.film == {}
+    assert page._table.value.count(first) == 2, "one table of both, since their traffic is one, and the comparison"
+    page.fields["rate"].value = 0.05
+    tab.inbox.put("serve")
+    turn_until(bench, lambda: page.live.charts["requests"].points)
+    assert "Being served: 6 requests" in page.live.caption.value and "0.05 requests/s" in page.live.caption.value
+    tab.inbox.put("stop")
+    turn_until(bench, lambda: bench.controller.idle)
+    assert "Stopped: 6 requests" in page.live.caption.value and "0.05 requests/s" in page.live.caption.value
+    assert "Stopped. What is below is of earlier runs." in page.status.value
+    page.fields["rate"].value = 30.0
+    press(bench, "simulate")
+    assert page.live.box.layout.display == "none" and page.live.caption.value == ""
+    assert page._table.value.count(first) == 2 and page._table.value.count("seed 0, 30 requests/s") == 1
+    press(bench, "loads")
+    assert any(trace.name.endswith(", measured") and len(trace.x) for trace in tab.figures["loads"].data)
+    page.fields["seed"].value = 1
+    press(bench, "loads")
+    assert not any(trace.name.endswith(", measured") and len(trace.x) for trace in tab.figures["loads"].data)
+
+
 def test_what_is_refused_is_not_called_done_and_has_no_charts(bench: Workbench, tab: ServingController) -> None:
     press(bench, "measure")
     kept = [box.value for box in tab.page._policies]

@@ -79,6 +79,16 @@ def test_stop_can_be_pressed_while_there_is_something_to_stop(view: ServingView)
     assert not page.film.film and page.buttons["stop"].disabled
 
 
+def test_a_run_that_fails_leaves_no_film_of_another_and_says_what_is_below(view: ServingView, tmp_path: Path) -> None:
+    (tmp_path / "long.csv").write_text("0,5\n" * (MOST_REQUESTS + 1))
+    page = view.controller.page
+    click(view, "simulate")
+    page.fields["trace"].value = str(tmp_path / "long.csv")
+    click(view, "simulate")
+    assert "draws at most 20,000" in page.error.value and page.buttons["stop"].disabled and not page.film.film
+    assert "What is below is of earlier runs." in page.status.value and "60 requests" in page._table.value
+
+
 def test_a_file_of_lengths_is_read_once(tmp_path: Path) -> None:
     """The title tells of what was simulated, though the file is another by then, or gone."""
     path = tmp_path / "day.txt"
