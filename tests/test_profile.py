@@ -43,6 +43,14 @@ def test_an_encoder_is_measured_for_each_length_and_batch(cache):
     assert served.requests_per_s > 0
 
 
+def test_what_is_measured_of_a_decoder_is_told_with_nouns_in_their_form(cache):
+    told = []
+    model = decoder("llama")
+    profile(model, RECIPE, axes=((0, 1, 12), (1, 2), (1, 16)), repeats=1, progress=lambda *step: told.append(step[2]))
+    assert {"1 row of 1 column", "1 row of 16 columns", "2 rows of 16 columns", "prompts alone"} <= {*told}
+    assert not any(each.startswith(("0 ", "1 rows")) for each in told)
+
+
 def seen_passes(monkeypatch) -> list[PassSize]:
     """The sizes of the passes that are timed."""
     found, inner = [], profile_passes.on_host

@@ -34,6 +34,7 @@ from eet_lab.scheduling.cost import DecoderCost, EncoderCost, Provenance
 from eet_lab.scheduling.traffic import FIRST_TOKEN
 from eet_lab.scheduling.whole import check_whole
 from eet_lab.technique import Recipe
+from eet_lab.words import counted
 
 REPEATS = 3
 """How often each time is taken, after a pass that warms up."""
@@ -199,7 +200,8 @@ class _Decoding:
         for mix in dict.fromkeys(mixes):
             begun.setdefault((mix.decoding, mix.columns), []).append(mix)
         for (decoding, columns), alike in begun.items():
-            tally.say(f"{decoding:,} rows of {columns:,} columns")
+            read = f"{counted(decoding, 'row')} of {counted(columns, 'column')}"
+            tally.say(read if decoding else "prompts alone")
             requests = self._begin(decoding, columns)
             for mix in alike:
                 run = partial(self._join, mix) if mix.joining else self._decode
@@ -296,7 +298,7 @@ def measured_encoder(
         engine.prepare(progress, cancel)
         tally = Tally(len(lengths) * len(batches), progress)
         for length, batch in sorted(product(lengths, batches), key=lambda size: -size[0] * size[1]):
-            tally.say(f"{batch:,} x {length:,} tokens")
+            tally.say(f"{batch:,} x {counted(length, 'token')}")
             rows = [[draw.randrange(FIRST_TOKEN, vocab) for _ in range(length)] for _ in range(batch)]
             work = partial(_pass_ms, engine, rows, Batching(length * batch), cancel)
             times[length, batch] = _median_of(work, repeats, cancel, recipe.parts.num_warm_ups)

@@ -75,7 +75,7 @@ class ServingLive(StripCharts):
 
 
 BURSTS = {"like clockwork": 0.0, "at random (Poisson)": 1.0, "in bursts (cv 2)": 2.0, "in great bursts (cv 4)": 4.0}
-WIDE, NARROW = {"width": "230px"}, {"width": "110px"}
+WIDER, WIDE, NARROW = {"width": "330px", "max_width": "100%"}, {"width": "230px"}, {"width": "110px"}
 GIVEN = "Simulated in warped time; no model runs. What a pass takes is read from a table, not measured here: "
 MEASURED_HERE = "What a pass takes was measured on this machine, with this model: "
 ON_A_CPU = " A CPU's times say nothing of a GPU's."
@@ -113,7 +113,7 @@ class ServingPage(ActionPage):
         super().__init__({name: (*each, "") for name, each in fields.items()}, put)
         for action in ("measure", "serve"):
             self.buttons[action].layout.display = None if with_model else "none"
-        self._policies = [W.Combobox(value=each, layout=WIDE, continuous_update=False) for each in asked.policies]
+        self._policies = [W.Combobox(value=each, layout=WIDER, continuous_update=False) for each in asked.policies]
         self._suit(table)
         policies = [field(f"policy {number}", box) for number, box in enumerate(self._policies, 1)]
         self._table, self._kept = W.HTML(), FigureBox()

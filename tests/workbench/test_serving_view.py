@@ -68,6 +68,11 @@ def test_traffic_is_named_in_the_terms_of_serving(view: ServingView) -> None:
     assert all(f">{words}<" in heads[name] for name, words in named.items())
 
 
+def test_a_policy_with_two_knobs_can_be_read_in_its_box(view: ServingView) -> None:
+    words = "dynamic_program:trigger=lazy:wait_ms=200"
+    assert all(int(box.layout.width.removesuffix("px")) >= 7 * len(words) for box in view.controller.page._policies)
+
+
 def test_stop_can_be_pressed_while_there_is_something_to_stop(view: ServingView) -> None:
     page = view.controller.page
     assert page.buttons["stop"].disabled
