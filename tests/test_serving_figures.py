@@ -27,7 +27,7 @@ from eet_lab.scheduling.choices import by_title, fitting_policies, one_by_one_ra
 from eet_lab.scheduling.policies import ContinuousBatching, DynamicProgram, NaivePadding, NoBatching, TokenBudget
 from eet_lab.scheduling.served import Served
 from eet_lab.scheduling.simulator import simulate_traffic
-from eet_lab.scheduling.sweep import LoadPoint, sweep
+from eet_lab.scheduling.sweep import BEYOND, RISEN, STEP, LoadPoint, rates_past_capacity, sweep
 from eet_lab.scheduling.traffic import Gamma, Traffic, Uniform, make_traffic
 
 
@@ -110,7 +110,36 @@ def test_a_sweep_is_a_simulation_for_each_load() -> None:
     )
     assert list(solid["No batching"].marker.symbol) == ["circle", "circle-open"]
     assert fig.layout.yaxis.type == "log" and fig.layout.yaxis.title.text == "end-to-end latency, ms, log scale"
-    assert fig.layout.xaxis.title.text == "arrival rate (requests/s)"
+    assert fig.layout.xaxis.type == "log" and fig.layout.xaxis.title.text == "arrival rate (requests/s), log scale"
+    close = sweep(lambda rate: texts(300, rate), policies, TURBO_2060, [100.0, 50.0])
+    assert latency_against_load(close).layout.xaxis.title.text == "arrival rate (requests/s)"
+
+
+@pytest.mark.parametrize("rate", [1.0, 60.0, 1e5])
+def test_rates_reach_from_what_all_can_serve_to_what_none_can(rate: float) -> None:
+    policies = by_title([NoBatching(), DynamicProgram(max_rows=4)])
+    rates = rates_past_capacity(lambda each: texts(200, each), [*policies.values()], TURBO_2060, rate, 10)
+    assert len(rates) == 10 and rates == sorted(rates)
+    for points in sweep(lambda each: texts(200, each), policies, TURBO_2060, rates).values():
+        p99 = [point.times["e2e_ms"]["p99"] for point in points]
+        assert not points[0].is_full and points[-1].is_full and p99[-1] >= RISEN * p99[0]
+
+
+def test_rates_end_where_too_few_come_to_wait_for_long() -> None:
+    alone = [NaivePadding(max_rows=TURBO_2060.most_rows)]
+    rates = rates_past_capacity(lambda each: texts(2, each), alone, TURBO_2060, 5.0, 4)
+    served = LoadPoint.of(simulate_traffic(texts(2, 1e6), alone[0], TURBO_2060)).requests_per_s
+    assert served * BEYOND <= rates[-1] <= STEP * served * BEYOND
+
+
+def test_policies_that_were_chosen_stand_out() -> None:
+    points = sweep(lambda rate: texts(50, rate), by_title([NoBatching(), NaivePadding()]), TURBO_2060, [5.0, 50.0])
+    fig = latency_against_load(points, chosen=["Naive padding"])
+    drawn = {(trace.name, trace.line.dash): trace for trace in fig.data if trace.line.dash}
+    assert {*drawn} == {("No batching", "solid"), ("Naive padding", "solid"), ("Naive padding", "dot")}
+    pale, plain = drawn["No batching", "solid"], drawn["Naive padding", "solid"]
+    assert pale.opacity < plain.opacity and pale.line.width < plain.line.width
+    assert fig.layout.xaxis.type == "log" and fig.layout.xaxis.title.text == "arrival rate (requests/s), log scale"
 
 
 def test_what_was_measured_stands_beside_what_was_simulated() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import cycle
 from math import isfinite
 from types import MappingProxyType
@@ -158,22 +158,28 @@ FEW = 5
 Points = Mapping[str, Sequence[LoadPoint]]
 """Loads of each policy, from the lowest to the highest."""
 NOTHING: Points = MappingProxyType({})
+PALE = 0.5
+RATE = "arrival rate (requests/s)"
 
 
-def latency_against_load(simulated: Points, title: str = "", measured: Points = NOTHING) -> go.Figure:
+def latency_against_load(
+    simulated: Points, title: str = "", measured: Points = NOTHING, chosen: Collection[str] = ()
+) -> go.Figure:
     """Half of the requests are below the dotted line, and all but one in a hundred below the solid one.
 
     A hollow mark is a load that is more than can be served. `measured` are points of the same policies that were
     measured, as diamonds beside what was simulated; requests that came all at once are no load, so that such a point is
-    named alone.
+    named alone. Where some are `chosen`, the others are pale, without their dotted line.
     """
     placed = {name: [each for each in points if isfinite(each.rate)] for name, points in measured.items()}
     fig = theme.figure(title, height=430, legend=theme.LEGEND_BELOW, hovermode="closest")
     known = list(dict.fromkeys([*simulated, *measured]))
     for name, color in zip(known, cycle(POLICY_COLORS), strict=False):
-        for level, dash, width in (("p99", "solid", 2.2), ("p50", "dot", 1.4)):
-            points = _points(simulated.get(name, ()), name, level, color)
-            fig.add_scatter(**points, mode="lines+markers", line={"color": color, "width": width, "dash": dash})
+        is_pale = bool(chosen) and name not in chosen
+        for level, dash, width in (("p99", "solid", 2.2), ("p50", "dot", 1.4))[: 1 if is_pale else 2]:
+            points = _points(simulated.get(name, ()), name, level, color, size=5 if is_pale else 7)
+            line = {"color": color, "width": 1.2 if is_pale else width, "dash": dash}
+            fig.add_scatter(**points, mode="lines+markers", line=line, opacity=PALE if is_pale else 1.0)
         points = _points(placed.get(name, ()), f"{name}, measured", "p99", color, "diamond", 11)
         fig.add_scatter(**points, mode="markers")
         if len(placed.get(name, ())) < len(measured.get(name, ())):
@@ -184,7 +190,10 @@ def latency_against_load(simulated: Points, title: str = "", measured: Points = 
     found = [each[level] for each in times for level in ("p50", "p99")] or [1.0]
     low, high = 0.8 * min(found), 1.3 * max(found)
     fig.update_yaxes(theme.axis(low, high, "end-to-end latency, ms", log=theme.is_far(found)))
-    return fig.update_xaxes(title="arrival rate (requests/s)", rangemode="tozero", tickformat=theme.DIGITS)
+    rates = [point.rate for of in (simulated, placed) for each in of.values() for point in each]
+    if theme.is_far(rates):
+        return fig.update_xaxes(theme.log_axis(0.8 * min(rates), 1.25 * max(rates), RATE))
+    return fig.update_xaxes(title=RATE, rangemode="tozero", tickformat=theme.DIGITS)
 
 
 def _points(

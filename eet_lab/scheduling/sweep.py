@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from eet_lab.errors import CostError
 from eet_lab.progress import Cancel, Progress
@@ -15,6 +18,14 @@ from eet_lab.scheduling.traffic import Traffic
 
 FULL = 0.98
 """The share of busy time above which more comes than can be served: latency then grows for as long as it lasts."""
+
+LOWEST, RISEN, BEYOND, STEP = 0.3, 3.0, 8.0, 1.5
+"""Loads reach from this share of what can be served to where the p99 is so many times as long.
+
+They end at so many times what can be served, since a few requests do not wait for long; steps look for the end.
+"""
+AT_ONCE, LEAST = 1e6, 1e-6
+"""A rate of requests that come all at once, and the least there is."""
 
 
 @dataclass(frozen=True)
@@ -62,3 +73,36 @@ def sweep(
             except CostError:
                 break
     return found
+
+
+def rates_past_capacity(
+    make: Callable[[float], Traffic],
+    policies: Sequence[BasePolicy],
+    cost: CostTable,
+    rate: float,
+    num: int,
+    cancel: Cancel | None = None,
+) -> list[float]:
+    """So many rates, each the same number of times the one before, between which latency begins to grow.
+
+    The first is below `rate` and what each policy can serve; at the last one the p99 of each has risen to RISEN times
+    as much, or BEYOND times what the best of them can serve come. Policies whose passes go beyond the table do not
+    count. Errors: ScheduleError, Cancelled.
+    """
+
+    def served(policy: BasePolicy, rate: float) -> LoadPoint | None:
+        try:
+            return LoadPoint.of(simulate_traffic(make(rate), policy, cost, cancel=cancel))
+        except CostError:
+            return None
+
+    def p99_ms(policy: BasePolicy, rate: float) -> float:
+        point = served(policy, rate)
+        return math.inf if point is None else point.times["e2e_ms"]["p99"]
+
+    best = {policy: point.requests_per_s for policy in policies if (point := served(policy, AT_ONCE)) is not None}
+    low, high = max(LOWEST * min([rate, *best.values()]), LEAST), max([rate, *best.values()])
+    limits, most = {policy: RISEN * p99_ms(policy, low) for policy in best}, min(BEYOND * high, AT_ONCE)
+    while high < most and any(p99_ms(policy, high) < limit for policy, limit in limits.items()):
+        high *= STEP
+    return np.geomspace(low, high, num).tolist()

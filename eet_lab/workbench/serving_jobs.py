@@ -9,7 +9,7 @@ from functools import cached_property
 from math import isfinite
 from typing import Any, TypeAlias
 
-from eet_lab.errors import CostError, ScheduleError, TrafficError
+from eet_lab.errors import Cancelled, CostError, ScheduleError, TrafficError
 from eet_lab.labels import short_form
 from eet_lab.models import Model
 from eet_lab.progress import Cancel, Progress
@@ -20,7 +20,7 @@ from eet_lab.scheduling.policies import POLICIES
 from eet_lab.scheduling.policy import BasePolicy
 from eet_lab.scheduling.served import Served
 from eet_lab.scheduling.simulator import check_fits, simulate_traffic
-from eet_lab.scheduling.sweep import LoadPoint, sweep
+from eet_lab.scheduling.sweep import LoadPoint, rates_past_capacity, sweep
 from eet_lab.scheduling.trace import read_trace
 from eet_lab.scheduling.traffic import Gamma, Lengths, Traffic, make_traffic, read_lengths
 from eet_lab.serving.live import OnLook, serve_traffic
@@ -33,8 +33,8 @@ MOST_REQUESTS = 20_000
 MOST_SEED = 2**53
 """The largest whole number that a page keeps."""
 MOST_POLICIES = 6
-LOADS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.15, 1.3, 1.6)
-"""Rates at which latency is drawn against load, times the one that was asked for."""
+NUM_LOADS = 12
+"""Rates at which latency is drawn against load."""
 
 
 @dataclass(frozen=True)
@@ -166,13 +166,51 @@ def simulated(asked: Asked, table: CostTable, progress: Progress, cancel: Cancel
     return found
 
 
-def against_load(asked: Asked, table: CostTable, progress: Progress, cancel: Cancel) -> Mapping[str, list[LoadPoint]]:
-    """The same requests at several rates. Errors as above, and Cancelled."""
-    policies, rate = asked.chosen(table, asked.traffic(table)), asked.rate_on(table)
-    rates = [rate * times for times in LOADS]
-    return sweep(
-        lambda each: asked.traffic(table, each / rate), policies, table, rates, progress=progress, cancel=cancel
-    )
+@dataclass(frozen=True)
+class Loads:
+    """Points of all policies that suit the model, in the order in which they are taught; `chosen` ones were asked for.
+
+    Not `is_whole`: Stop was pressed, and the points are those until then.
+    """
+
+    points: Mapping[str, Sequence[LoadPoint]]
+    chosen: Sequence[str]
+    is_whole: bool
+
+
+def against_load(asked: Asked, table: CostTable, progress: Progress, cancel: Cancel) -> Loads:
+    """The same requests at rates that pass what the policies that are chosen can serve; these come first.
+
+    Errors as above, and Cancelled before there is a point.
+    """
+    traffic, rate = asked.traffic(table), asked.rate_on(table)
+    if len(traffic) < 2:
+        raise TrafficError("There is 1 request, which comes at no rate. Take 2 or more for latency against load.")
+    chosen, points = asked.chosen(table, traffic), dict[str, list[LoadPoint]]()
+    own = {policy.name for policy in chosen.values()}
+    others = [name for name in names_for(table) if name not in own]
+    policies = chosen | by_title(fitting_policies(others, traffic, table) if others else [])
+
+    def make(each: float) -> Traffic:
+        return asked.traffic(table, each / rate)
+
+    progress(0, len(policies) * NUM_LOADS, "finding out what can be served")
+    rates, is_whole = rates_past_capacity(make, [*chosen.values()], table, rate, NUM_LOADS, cancel), True
+    try:
+        for number, (name, policy) in enumerate(policies.items()):
+            found = points[name] = []
+            for at, each in enumerate(rates):
+                progress(number * NUM_LOADS + at, len(policies) * NUM_LOADS, name)
+                more = sweep(make, {name: policy}, table, [each], cancel=cancel)[name]
+                if not more:
+                    break  # its passes are beyond the table from here on
+                found += more
+    except Cancelled:
+        if not any(points.values()):
+            raise
+        is_whole = False
+    taught = sorted(policies, key=lambda name: [*POLICIES].index(policies[name].name))
+    return Loads({name: points.get(name, ()) for name in taught}, [*chosen], is_whole)
 
 
 ModelWork: TypeAlias = Callable[[Model, Recipe, Progress, Cancel], Any]

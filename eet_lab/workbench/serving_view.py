@@ -33,6 +33,7 @@ from eet_lab.workbench.page import Page
 from eet_lab.workbench.serving_jobs import (
     MOST_SEED,
     Asked,
+    Loads,
     Measured,
     ModelWork,
     RunOnModel,
@@ -75,7 +76,7 @@ class ServingController(ActionController):
         self._on_model = on_model
         self._is_own = False  # the table was measured here, not given
         self._looks: SimpleQueue[Look] = SimpleQueue()  # told on the thread that serves
-        self._loads: tuple[str, Any] | None = None  # the words of its traffic, and points
+        self._loads: tuple[str, Loads] | None = None  # with the words of their traffic
         self._words: dict[str, str] = {}  # those of each run's traffic, by the policy that was measured, or SIMULATED
 
     def stop(self) -> None:
@@ -97,6 +98,8 @@ class ServingController(ActionController):
         super().take(answer)
         if action and answer.value is None and self.figures:
             self.page.tell(f"{'Stopped. ' if _is_stop(answer) else ''}What is below is of earlier runs.")
+        if isinstance(answer.value, Loads) and not answer.value.is_whole:
+            self.page.tell("Stopped. The curves are what was simulated until then.")
         if action == "serve" and self.page.live.shown:
             ended = "Served" if answer.value is not None else "Stopped" if _is_stop(answer) else "Failed"
             self.page.live.say(f"{ended}: {asked.run_in_words(self.table)}")
@@ -138,11 +141,12 @@ class ServingController(ActionController):
             self.figures["batches"] = batches(value, f"Around the longest queue: {told}", _busiest(value))
             self.page.film.show(value, told)
         if self._loads is not None:
-            told, points = self._loads
+            told, loads = self._loads
             alike = {name: each for name, each in self.measured.items() if _is_of(self._words[name], told)}
             measured = {name: [each.point] for name, each in alike.items()}
-            title = f"Latency against load (solid p99, dotted p50): {told}"
-            self.figures["loads"] = latency_against_load(points, title, measured)
+            rest = "" if loads.is_whole else ", stopped before the rest"
+            title = f"Latency against load (solid p99, dotted p50{rest}): {told}"
+            self.figures["loads"] = latency_against_load(loads.points, title, measured, loads.chosen)
         self.figures = {name: self.figures[name] for name in ORDER if name in self.figures}
         compared = {f"{name}: {self._words[name]}": each.compared for name, each in self.measured.items()}
         self.page.show(self._runs(), self.figures, compared)

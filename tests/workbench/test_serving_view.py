@@ -17,11 +17,12 @@ from eet_lab.errors import Cancelled, CostError, EETError, ScheduleError, Traffi
 from eet_lab.figures.outputs import PLOTLY
 from eet_lab.figures.players import MOST_PASSES, ServingFilm, film_lane
 from eet_lab.scheduling.choices import usual_lengths
-from eet_lab.scheduling.policies import NaivePadding
+from eet_lab.scheduling.policies import POLICIES, NaivePadding
 from eet_lab.scheduling.simulator import simulate_traffic
+from eet_lab.scheduling.sweep import LOWEST, RISEN
 from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
 from eet_lab.workbench import serving_view
-from eet_lab.workbench.serving_jobs import LOADS, MOST_REQUESTS, Asked
+from eet_lab.workbench.serving_jobs import MOST_REQUESTS, NUM_LOADS, Asked, against_load
 from eet_lab.workbench.serving_view import ServingView
 
 
@@ -58,7 +59,7 @@ def test_what_is_chosen_is_simulated_and_kept(view: ServingView) -> None:
     assert len(view.controller.page.film.film["lanes"]) == 2
     click(view, "loads")
     assert list(view.figures) == ["batches", "loads"] and len(view.controller.page._kept.outputs) == 4
-    assert len(view.figures["loads"].data[0].x) == len(LOADS)
+    assert len(view.figures["loads"].data[0].x) == NUM_LOADS
 
 
 def test_traffic_is_named_in_the_terms_of_serving(view: ServingView) -> None:
@@ -66,6 +67,42 @@ def test_traffic_is_named_in_the_terms_of_serving(view: ServingView) -> None:
     named = {"rate": "arrival rate (requests/s)", "cv": "arrivals", "lengths": "input tokens per request"}
     named["new_tokens"] = "output tokens per request"
     assert all(f">{words}<" in heads[name] for name, words in named.items())
+
+
+def test_loads_reach_past_the_knee_for_all_policies_with_those_that_were_chosen_in_front(view: ServingView) -> None:
+    view.controller.page._policies[1].value = "dynamic_program:trigger=lazy:wait_ms=20"
+    view.controller.page.fields["requests"].value = 300
+    click(view, "loads")
+    curves = {trace.name: trace for trace in view.figures["loads"].data if trace.line.dash == "solid"}
+    titles = [kind.title for kind in POLICIES.values() if "encode" in kind.stages]
+    assert [*curves] == titles and [name for name in titles if curves[name].opacity == 1.0] == [titles[1], titles[3]]
+    for name in (titles[1], titles[3]):
+        assert curves[name].y[-1] > RISEN * curves[name].y[0] and curves[name].marker.symbol[0] == "circle"
+    view.controller.page.fields["requests"].value = 1
+    click(view, "loads")
+    assert "There is 1 request, which comes at no rate" in view.controller.page.error.value
+
+
+@pytest.mark.parametrize("stopped_at", [0, 1, NUM_LOADS + 3])
+def test_stop_leaves_the_loads_that_are_there(view: ServingView, monkeypatch: Any, stopped_at: int) -> None:
+    def stopping(asked: Asked, table: Any, progress: Any, cancel: Any) -> Any:
+        def told(done: int, total: int, what: str) -> None:
+            if done >= stopped_at:
+                cancel.set()
+
+        return against_load(asked, table, told, cancel)
+
+    monkeypatch.setitem(serving_view.WORK, "loads", stopping)
+    view.controller.page.fields["requests"].value = 1100  # a simulation of fewer passes does not look at Stop
+    click(view, "loads")
+    status = view.controller.page.status.value
+    if not stopped_at:
+        assert "Stopped." in status and "loads" not in view.figures
+        return
+    assert "Stopped. The curves are what was simulated until then." in status
+    found = {trace.name: len(trace.x) for trace in view.figures["loads"].data if trace.line.dash == "solid"}
+    assert 0 < found["Naive padding"] <= NUM_LOADS and found["Length buckets"] == 0
+    assert "stopped before the rest" in view.figures["loads"].layout.title.text
 
 
 def test_a_policy_with_two_knobs_can_be_read_in_its_box(view: ServingView) -> None:
@@ -117,7 +154,7 @@ def test_a_trace_takes_the_place_of_what_is_drawn(view: ServingView, tmp_path: P
     click(view, "loads")
     loads = view.figures["loads"]
     assert "3 requests of day.csv" in loads.layout.title.text
-    assert loads.data[0].x[0] == pytest.approx(LOADS[0] * 2 / 0.2), "the trace's own rate, and shares of it"
+    assert loads.data[0].x[0] == pytest.approx(LOWEST * 2 / 0.2), "a share of the trace's own rate"
     (tmp_path / "day.csv").unlink()
     page.fields["trace"].value = ""
     click(view, "simulate")
