@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,8 +30,19 @@ RANDOM_LABEL = "shape, random weights: for timing only"
 SHAPES = (PRESETS, ENCODER_PRESETS, SEQ2SEQ_PRESETS)
 Kind = Literal["demo", "random", "folder", "hub", "live"]
 NAMES = ("demo", *(name for each in SHAPES for name in each))
-SOME_MODEL = f"one of {', '.join(NAMES)}, a folder with config.json, or a hub name such as openai-community/gpt2"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class UnknownModel(ModelError):
+    """No model has this name; `names` are those that are offered in its place."""
+
+    def __init__(self, name: str, names: Sequence[str] = NAMES) -> None:
+        self.name = name
+        why = "The model's name is empty."
+        if name.strip():
+            why = f"There is no model {name!r}.{did_you_mean(name, names)}"
+        where = "a folder with config.json, or a hub name such as openai-community/gpt2"
+        super().__init__(f"{why} Give one of {', '.join(names)}, {where}.")
 
 
 @dataclass(frozen=True)
@@ -160,7 +171,7 @@ def load(
         live = weights.from_live(model)
         loaded = Model(type(model).__name__, "live model", live.network, None, "live", live.settings)
     elif not str(model).strip():
-        raise ModelError(f"The model's name is empty. Give {SOME_MODEL}.")
+        raise UnknownModel(str(model))
     elif str(model) == "demo":
         loaded = _from_folder(DEMO, "demo", DEMO_LABEL, "demo")
     elif config := next((each[str(model)] for each in SHAPES if str(model) in each), None):
@@ -174,7 +185,7 @@ def load(
             checkpoint.downloaded(str(model)), str(model), f"{model} from the Hugging Face hub", "hub"
         )
     else:
-        raise ModelError(f"There is no model {str(model)!r}.{did_you_mean(str(model), NAMES)} Give {SOME_MODEL}.")
+        raise UnknownModel(str(model))
     if tokenizer is not None:
         loaded = replace(loaded, tokenizer=Tokenizer.of(tokenizer), is_tokenizer_given=True)
     if loaded.tokenizer is not None:

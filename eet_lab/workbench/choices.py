@@ -16,7 +16,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import EETError, PromptError, RecipeError, check_known
 from eet_lab.knobs import read_knobs
 from eet_lab.labels import short_form
-from eet_lab.models import PRESETS, Config, Model
+from eet_lab.models import Config, Model
 from eet_lab.scheduling.request import to_fit
 from eet_lab.technique import Recipe, Technique, known, obstacle, registry
 from eet_lab.words import counted
@@ -255,10 +255,10 @@ class Choices:
     @command
     def pick_model(self, value: str) -> None:
         """A model of the list; `OTHER` asks for a folder or a hub name."""
-        if self.asking_path and value != OTHER:
-            self.failed = None  # the reader has given that name up
-        self.asking_path = value == OTHER
-        if not self.asking_path:
+        if value == OTHER:
+            self.asking_path = True
+        else:
+            self.give_up()
             self._state.model = self.live if value == LIVE else value
 
     @command
@@ -266,6 +266,16 @@ class Choices:
         """A folder in Hugging Face format, or a hub name."""
         if value.strip():
             self._state.model, self.asking_path = value.strip(), False
+
+    def give_up(self) -> None:
+        """No other model is asked for: neither the one that failed, nor one whose name is yet to come."""
+        self.failed, self.asking_path = None, False
+
+    @property
+    def failed_name(self) -> str:
+        """The name of what could not be loaded; "" for none."""
+        model = self.failed[0] if self.failed else ""
+        return model if isinstance(model, str) else type(model).__name__
 
     @command
     def load_again(self) -> None:
@@ -292,16 +302,12 @@ class Choices:
         self._state.fit_to(model.config)
 
     def back(self) -> bool:
-        """What was asked for cannot be had: choose again what is there; whether there is anything.
-
-        A name that was typed stays where it can be mended.
-        """
-        self.failed, wanted = self._asked, self._asked[0] if self._asked else ""
+        """What was asked for cannot be had: choose again what is there; whether there is anything."""
+        self.failed = self._asked
         if self._there is None:
             return False
         self._asked = self._there
         if self._wish == self.failed:  # else something else was chosen meanwhile, and comes next
-            self.asking_path = isinstance(wanted, str) and wanted not in ("demo", *PRESETS)
             self._wish = self._there
         return True
 

@@ -165,6 +165,8 @@ class Controller:
             self.status.forgive()
             self.results.heed(name)
         call()
+        if name == "pick_model" and not self.choices.asking_path:
+            self.status.forgive()  # also where the model that is there is chosen again, which changes nothing
         if self.results.opened is not before and self.model is not None and not self.busy:
             self.status.rest()
 
@@ -271,6 +273,7 @@ class Controller:
         return jobs.Job(model, list(state.prompts), state.recipe(), state.settings(model), state.repeats or None)
 
     def _submit_alone(self, name: str, model: Model, work: Work, cancel: threading.Event | None = None) -> None:
+        self.choices.give_up()  # the list names the model that runs
         self.background.hold()
         self._submit(name, jobs.undisturbed(model, self.background.wait_quiet, work), cancel)
 

@@ -18,7 +18,8 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, EETError, PromptError
 from eet_lab.figures.results import pair_names
 from eet_lab.labels import short_form
-from eet_lab.models import Model, load
+from eet_lab.models import PRESETS, Model, load
+from eet_lab.models.loading import UnknownModel
 from eet_lab.models.transcript import Decode, ended_by
 from eet_lab.progress import Cancel
 from eet_lab.technique import Recipe
@@ -73,9 +74,12 @@ def loading(name: Any) -> str:
 
 
 def load_model(name: Any, device: str, dtype: str | None, feed: Feed, cancel: threading.Event) -> Model:
-    """Load a model."""
+    """Load a model; ModelError offers those that can be run here."""
     feed.progress(0, 0, loading(name))
-    model = load(name, device=device, dtype=dtype)
+    try:
+        model = load(name, device=device, dtype=dtype)
+    except UnknownModel as error:
+        raise UnknownModel(error.name, ("demo", *PRESETS)) from None
     model.decoder  # noqa: B018  an encoder says here that it cannot generate
     return model
 

@@ -198,7 +198,7 @@ def _header(model: str, device: str, dtype: str) -> dict[str, Any]:
         **{f"{name}s": [value] for name, value in chosen.items()},
         "ask_path": False,
         "path": "",
-        "load_again": False,
+        "load_again": "",
         "facts": "",
         "badge": {"text": "kept run", "kind": "plain", "tip": "Nothing is measured while it is open."},
     }

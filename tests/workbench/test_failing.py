@@ -8,10 +8,10 @@ from typing import Any, get_args
 
 import pytest
 
-from eet_lab.models import load
+from eet_lab.models import ENCODER_PRESETS, SEQ2SEQ_PRESETS, load
 from eet_lab.models.loading import Kind
 from eet_lab.workbench import Workbench
-from eet_lab.workbench.choices import LIVE
+from eet_lab.workbench.choices import LIVE, OTHER
 from eet_lab.workbench.views.bar import BADGES
 from workbench.driving import ask, do, enabled, errors, shown, status, turn_until
 
@@ -30,14 +30,36 @@ def test_a_load_that_fails_leaves_the_model_that_was_there(bench: Workbench) -> 
     assert "mistyped" in errors(bench)
     assert bench.controller.state.model is before_choice
     assert enabled(bench)["run"]
-    assert shown(bench, "bar")["ask_path"], "the name stays where it can be mended"
+    told = shown(bench, "bar")
+    assert told["model"] == LIVE and not told["ask_path"], "the list names the model that a Run takes"
+    assert told["load_again"] == "./mistyped"
+    do(bench, ask.pick_model(OTHER))
+    assert shown(bench, "bar")["path"] == "./mistyped", "where it can be mended"
+    assert "mistyped" in errors(bench)
     do(bench, ask.pick_model(LIVE))
     assert not shown(bench, "bar")["load_again"]
+    assert (errors(bench), status(bench)) == ("", "ready")
+    do(bench, ask.type_model("./mistyped"))
     do(bench, ask.edit_prompt(0, "5 6"))
     assert errors(bench) == "", "a change takes down what failed"
     assert status(bench) == "ready"
     do(bench, ask.run())
     assert bench.result is not None
+
+
+def test_a_run_names_its_model_where_another_one_was_asked_for(bench: Workbench) -> None:
+    for asked in (ask.pick_model(OTHER), ask.type_model("./mistyped")):
+        do(bench, asked)
+        do(bench, ask.run())
+        told = shown(bench, "bar")
+        assert bench.result is not None and told["model"] == LIVE
+        assert told["facts"] and not told["ask_path"] and not told["load_again"]
+
+
+def test_only_models_that_can_run_here_are_offered(bench: Workbench) -> None:
+    do(bench, ask.type_model("bert-bas"))
+    assert "Give one of demo, gpt2" in errors(bench) and "a folder with config.json" in errors(bench)
+    assert not any(name in errors(bench) for name in (*ENCODER_PRESETS, *SEQ2SEQ_PRESETS))
 
 
 def test_a_load_that_failed_can_be_tried_again(bench: Workbench, hf_model: Any, tmp_path: Any) -> None:

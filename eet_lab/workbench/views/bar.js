@@ -27,7 +27,7 @@ function pickers(s, ui) {
   return h("div", { class: "eet-pickers" },
     h("div", { class: "eet-line" },
       pick("model", s.models, s.model), pick("dtype", s.dtypes, s.dtype), pick("device", s.devices, s.device),
-      s.load_again && button({ class: "eet-soft", key: "again", title: "Try the same model once more",
+      s.load_again && button({ class: "eet-soft", key: "again", title: `Try ${s.load_again} once more`,
         onclick: () => ui.send("load_again") }, "Load again")),
     h("div", { class: "eet-under" }, s.ask_path ? path(s, ui) : facts(s)));
 }

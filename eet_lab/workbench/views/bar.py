@@ -126,8 +126,9 @@ class Status:
         return {"status": buttons.hint() or plain, "share": 0.0, "left": "", "error": self.error}
 
 
-def model_state(model: Any, live: Any, asking_path: bool) -> dict[str, Any]:
-    """The list of models and what is chosen of it; `live` is a model object of the reader's, if there is one."""
+def model_state(model: Any, choices: Choices) -> dict[str, Any]:
+    """The list of models, and what is chosen of it; where a name is asked for, the one that failed, to be mended."""
+    live, asking_path = choices.live, choices.asking_path
     options = [{"value": DEMO, "label": "demo (trained, bundled)"}]
     options += [{"value": name, "label": f"{name} (random weights: for timing)"} for name in PRESETS]
     if live is not None:
@@ -139,7 +140,10 @@ def model_state(model: Any, live: Any, asking_path: bool) -> dict[str, Any]:
         value = LIVE
     else:
         value = model if model == DEMO or model in PRESETS else OTHER
-    path = model if isinstance(model, str) and value == OTHER and not asking_path else ""
+    listed = {option["value"] for option in options}
+    path = model if value == OTHER and not asking_path else ""
+    if asking_path and choices.failed_name not in listed:
+        path = choices.failed_name
     return {"models": options, "model": value, "ask_path": value == OTHER, "path": path}
 
 
@@ -159,12 +163,12 @@ def facts(model: Model | None) -> dict[str, Any]:
 def header(state: State, devices: Sequence[str], choices: Choices, loaded: Model | None, busy: bool) -> dict[str, Any]:
     """What can be chosen of models, devices and types, what is, and what was loaded."""
     return {
-        **model_state(state.model, choices.live, choices.asking_path),
+        **model_state(state.model, choices),
         "devices": [{"value": each, "label": device_label(each)} for each in devices],
         "device": state.device,
         "dtypes": list(DTYPES),
         "dtype": state.dtype,
-        "load_again": choices.failed is not None and not busy,
+        "load_again": "" if busy else choices.failed_name,
         **facts(loaded),
     }
 
