@@ -1,11 +1,14 @@
-"""What a cell shows in place of a page that does not come, and the script that shows one that was given up too soon."""
+"""What a cell shows in place of a page that does not come, and the script that shows one that is there after all."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import anywidget
-from traitlets import Unicode
+from IPython import get_ipython
+from traitlets import Dict
 
 from eet_lab.figures.script import compact
 
@@ -14,8 +17,8 @@ RUN_AGAIN = """<style>
   display: none }
 .jp-OutputArea:has(> * > * > .eet-run-again) > * > .jp-OutputArea-output.jupyter-widgets { display: none }
 </style>
-<p class="eet-run-again" role="status">This page is gone with its kernel. Run its cell again: click the line above it,
-and press Shift+Enter. Runs that were kept come back.</p>"""
+<p class="eet-run-again" role="status">There is no page here any more: its kernel has ended, or was restarted. Run its
+cell again: click the line above it, and press Shift+Enter. Runs that were kept come back.</p>"""
 """An output of its own, seen only in place of ipywidgets' "model not found".
 
 Such an output has the class `jupyter-widgets` itself; else what stands in it has. Only children are asked for, so that
@@ -25,11 +28,17 @@ it: a browser gives new styles to all below an output, with each token, where on
 
 
 class PageRecovery(anywidget.AnyWidget):
-    """Shows a page that JupyterLab has given up although its widgets are there: its script tells why.
+    """Shows a page that JupyterLab does not show although its widgets are there: its script tells why.
 
-    It is drawn nowhere: the script runs when its model comes, in each window of a browser. `page` is the model that the
-    page's output shows.
+    It is drawn nowhere: the script runs when its model comes, in each window of a browser. `shown` is empty until the
+    page was displayed: then its model, the data of its outputs, and the cell that displayed it, with its code.
     """
 
-    page = Unicode().tag(sync=True)
+    shown = Dict().tag(sync=True)
     _esm = compact(Path(__file__).parent / "views" / "page_recovery.js")
+
+    def displayed(self, page: str, outputs: Sequence[Mapping[str, Any]]) -> None:
+        """A cell has just displayed the model `page`, in outputs with these data."""
+        request: dict[str, Any] = getattr(get_ipython(), "get_parent", dict)()
+        cell, code = request.get("metadata", {}).get("cellId", ""), request.get("content", {}).get("code", "")
+        self.shown = {"page": page, "outputs": list(outputs), "cell": cell, "code": code}

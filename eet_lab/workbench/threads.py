@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, TypeVar
 
 import ipywidgets as W
-from IPython.display import HTML, display
+from IPython.display import display
 
 from eet_lab.errors import EETError, check_known
 from eet_lab.figures.script import all_widgets
@@ -77,7 +77,7 @@ class UiThread:
     def _open(self, box: W.DOMWidget) -> None:
         """Take its place, with all there is to turn."""
         self._box, self._closing = box, threading.Event()
-        self._recovery = PageRecovery(page=box.model_id or "")
+        self._recovery = PageRecovery()
         self._ui = threading.Thread(target=self._loop, name="eet-ui", daemon=True)
         type(self)._opened = self
 
@@ -109,8 +109,10 @@ class UiThread:
             raise EETError(f"This {name} is closed, so {action} does nothing. Open another: eet_lab.{name}().")
 
     def _ipython_display_(self) -> None:
-        display(HTML(RUN_AGAIN))
-        display({**self._box._repr_mimebundle_(), "text/plain": "(a page of widgets)"}, raw=True)
+        outputs = {"text/html": RUN_AGAIN}, {**self._box._repr_mimebundle_(), "text/plain": "(a page of widgets)"}
+        for data in outputs:
+            display(data, raw=True)
+        self._recovery.displayed(self._box.model_id or "", outputs)
         self.start()
 
 

@@ -41,8 +41,8 @@ class Workbench(UiThread):
     (max_new_tokens, temperature, top_k, top_p, seed). Runs are kept in `folder`. `result` is the last one, and
     `report()` shows it as a cell's own output, which still shows when the kernel is gone.
 
-    After a reload the page shows the notebook's last save. If that is older than this cell's run, run the cell again:
-    kept runs come back, and a run under way goes on.
+    After a reload the cell shows it again, with what runs, whether or not the notebook was saved since. A cell that was
+    never saved is gone; if it is written and run again, kept runs come back, and a run under way goes on.
 
     Opening another workbench closes this one, unless it is busy and the new one is asked for with the same words: then
     the same workbench is shown again, as after a reload of the page. `close()` ends its threads. Errors: RecipeError,

@@ -93,6 +93,15 @@ def test_the_workbench_is_there_without_a_key_and_after_a_reload_in_mid_run(
     page.keyboard.press("Shift+Enter")
     page.locator(", ".join(f"{each}:not([data-old])" for each in BENCH.split(", "))).first.wait_for(timeout=60_000)
     until_free(page, "Compare", 30)
+
+    # Nobody has saved since, so that the notebook comes back with the page of the kernel before.
+    button(page, "Compare").click()
+    until_free(page, "Stop", 10)
+    page.reload()
+    page.locator(BENCH).first.wait_for(timeout=60_000)
+    until_free(page, "Stop", 10)
+    assert page.locator(".eet-bar").count() == 1
+    assert not page.get_by_text("Run its cell again").is_visible()
     assert page.failures == []
     assert page.external == []
 

@@ -161,8 +161,6 @@ def test_choose_run_stop_compare_and_reload(bench: Any) -> None:
 
     # Reload, without saving: everything comes back from the kernel, and goes on.
     count = points(page)
-    bench.command("docmanager:save")
-    page.wait_for_timeout(500)
     page.reload()
     page.wait_for_selector(".eet-bar", timeout=60_000)
     page.wait_for_function(f"() => +document.querySelector('.eet-strip')?.dataset.points >= {count}", timeout=60_000)
