@@ -126,6 +126,22 @@ def test_the_app_shows_no_code_and_compares(started: Any, page: Any) -> None:
     page.locator(BENCH).first.wait_for(timeout=90_000)
     until_free(page, "Compare", 30)
     [before] = kernels_of(page.url)
+
+    # A reload would end what runs, so the page asks; who stays has lost nothing.
+    button(page, "Compare").click()
+    until_free(page, "Stop", 10)
+    with page.expect_event("dialog") as asked:
+        page.once("dialog", lambda dialog: dialog.dismiss())
+        page.evaluate("() => { setTimeout(() => location.reload()); }")
+    assert asked.value.type == "beforeunload"
+    until_free(page, "Stop", 10)
+    button(page, "Stop").click()
+    until_free(page, "Compare", 20)
+    assert kernels_of(page.url) == {before}
+
+    button(page, "Compare").click()
+    until_free(page, "Stop", 10)
+    page.once("dialog", lambda dialog: dialog.accept())
     page.reload()
     page.locator(BENCH).first.wait_for(timeout=90_000)
     until_free(page, "Compare", 30)

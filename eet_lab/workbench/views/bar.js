@@ -126,6 +126,9 @@ function listen(bench, ui) {
     if (target.closest("input, textarea, select, [contenteditable]")) return;
     if (target === document.body || target.closest(".jp-Notebook")) onKey(event);
   };
+  // An app's page, with which its kernel ends, asks this before it is left: what runs would be lost.
+  const onLeave = (event) => ui.alive && ui.local.state.busy && event.preventDefault();
+  window.addEventListener("eet-leave", onLeave);
   window.addEventListener("keydown", onPage, true);
   bench.tabIndex = -1; // so that a click beside the controls leaves the focus here, and the keys with it
   bench.addEventListener("keydown", onKey);
@@ -133,6 +136,7 @@ function listen(bench, ui) {
   return () => {
     bench.removeEventListener("keydown", onKey);
     window.removeEventListener("keydown", onPage, true);
+    window.removeEventListener("eet-leave", onLeave);
     if (!ui.alive) window.eetGoneSince = performance.now();
   };
 }
