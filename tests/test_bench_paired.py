@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from eet_lab.bench import timing
 from eet_lab.bench.measured import TIMES
-from eet_lab.bench.paired import DETAILS, LEAST_PAIRS, LEVEL, Change, left_off, median_interval, memory_words
+from eet_lab.bench.paired import CUT_PAIRS, DETAILS, LEAST_PAIRS, LEVEL, Change, left_off, median_interval, memory_words
 from eet_lab.bench.timing import MOST_ROUNDS, Rounds, Series, Tally, in_turn, ready
 
 times = st.floats(0.01, 1e5)
@@ -127,9 +127,11 @@ def test_the_words_say_what_the_verdict_says(found, key):
     if len(found) < LEAST_PAIRS:
         assert words.endswith("too few to tell") and change.kind == "dim"
     else:
-        assert (gain in words, loss in words, words.startswith("cannot tell apart")) == tuple(
+        said, _, interval = words.partition(" (")
+        assert (gain in said, loss in said, said == "cannot tell apart") == tuple(
             change.verdict == verdict for verdict in ("better", "worse", "cannot tell apart")
         )
+        assert said != "cannot tell apart" or f" × {change.word(key)}" in interval
     assert "e+" not in words and "e-" not in words and " 0 ×" not in words
 
 
@@ -139,13 +141,39 @@ def test_one_notation():
 
     assert change(0.0400, 0.0415, 0.0431).words("ttft_ms") == "24.1 × sooner (23.2 to 25)"
     assert change(1.02, 1.04, 1.06).words("tpot_ms") == "1.04 × slower (1.02 to 1.06)"
-    assert change(0.98, 1.0, 1.03).words("total_ms") == "cannot tell apart (0.98 × to 1.03 ×)"
+    assert change(0.98, 1.01, 1.03).words("total_ms") == "cannot tell apart (0.98 to 1.03 × slower)"
     assert change(1.7, 1.85, 2, True).words("tokens_per_s") == "1.85 × more (1.70 to 2.00)"
     assert change(1.003, 1.006, 1.02).words("total_ms") == "1.006 × slower (1.003 to 1.020)", "1.00 would read as none"
     assert change(0.4, 0.5, 0.6, num_pairs=3).words("total_ms") == "2.00 × faster in 3 pairs, too few to tell"
     assert change(0.4, 0.86, 1.003, num_pairs=3).words("total_ms") == "1.16 × faster in 3 pairs, too few to tell"
     assert change(0.4, 0.5, 0.6, num_pairs=1).words("total_ms") == "2.00 × faster in 1 pair, too few to tell"
     assert change(1750, 1800, 1900).words("total_ms") == "1,800 × slower (1,750 to 1,900)"
+
+
+def test_an_interval_holds_the_quotient_that_its_word_names():
+    """12.5 ms from 22.4 is 1.79 × faster, whether or not that can be told."""
+    for metric, more, words in (("total_ms", False, "faster"), ("tokens_per_s", True, "less")):
+        change = Change(22.4, 12.5, 0.33, 1.55, 6, more)
+        assert change.words(metric) == f"cannot tell apart (0.65 to 3.03 × {words})"
+
+
+@pytest.mark.parametrize(
+    ("num_pairs", "after", "high", "needs"),
+    [
+        (6, 55, 1.5, True),
+        (11, 140, 1.5, True),
+        (12, 55, 1.5, False),
+        (5, 55, 1.5, False),
+        (6, 55, 0.6, False),
+        (6, 98, 1.5, False),
+    ],
+)
+def test_few_pairs_that_differ_by_an_effect_need_more(num_pairs, after, high, needs):
+    assert Change(100, after, 0.5, high, num_pairs).needs_pairs is needs
+
+
+def test_twelve_pairs_are_the_fewest_that_leave_one_off():
+    assert (left_off(CUT_PAIRS - 1), left_off(CUT_PAIRS)) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +186,8 @@ def test_a_detail_takes_more_pairs_or_a_clearer_effect(num_pairs, high, told):
 def test_without_pairs_there_is_no_interval():
     change = Change.unpaired(100, 50)
     assert (change.words("tpot_ms"), change.kind, change.verdict) == ("2.00 × faster", "dim", "better")
-    assert Change.unpaired(100, 101).words("tpot_ms") == "about the same (1.01 ×)"
+    assert Change.unpaired(100, 101).words("tpot_ms") == "about the same (1.01 × slower)"
+    assert Change.unpaired(100, 100).words("tpot_ms") == "about the same (1.00 ×)"
     assert Change.unpaired(None, 3) is Change.unpaired(3, None) is Change.unpaired(0, 3) is None
     assert Change.of([1.0, None], [1.0, 2.0]) is Change.of([], []) is None
 
@@ -249,7 +278,7 @@ def test_what_few_pairs_tell_by_a_little_is_not_told(num_pairs, factor):
     doubtful = factor == 1 and num_pairs < 8
     assert change.low > 1 and change.is_doubtful == doubtful
     assert (change.verdict, change.kind) == (("cannot tell apart", "dim") if doubtful else ("worse", "bad"))
-    words = f"(1.02 × to 1.30 × in {change.num_pairs} pairs: wider than its gap to 1 ×)"
+    words = f"(1.02 to 1.30 × slower in {change.num_pairs} pairs: wider than its gap to 1 ×)"
     assert change.words("total_ms").endswith(words) == doubtful
 
 

@@ -93,7 +93,11 @@ def test_changes_are_kept_and_told_in_one_notation(tmp_path):
     assert "fewer than 8 pairs" not in result.to_text()
     few = comparison(changes=paired(50, 6)).to_text()
     assert "With fewer than 8 pairs we also say so if it is wider than its gap to 1 ×." in few
+    untold = comparison(changes={"total_ms": Change(22.4, 12.5, 0.33, 1.55, 6)}).to_text()
+    assert "cannot tell apart (0.65 to 3.03 × faster)" in untold
+    assert "One slow run widens an interval of 6 pairs: more pairs of runs could tell (repeats=12; " in untold
     alike = comparison(changes=paired(99))
+    assert "could tell" not in few + alike.to_text()
     assert alike.to_text().count("cannot tell apart (") == 2
     few = comparison(changes=paired(50, 3)).to_text()
     assert "too few to tell" in few and "own ratios" not in few

@@ -48,6 +48,10 @@ WORDS = {"ttft_ms": ("sooner", "later"), "tokens_per_s": ("more", "less")}
 """The words for better and for worse; all other times are "faster" and "slower"."""
 
 
+CUT_PAIRS = 12
+"""So many pairs, or more, make an interval that leaves off the outermost; of fewer, one slow run widens it."""
+
+
 @cache
 def left_off(num_pairs: int, level: float = LEVEL) -> int:
     """How many values the interval for a median leaves off at either end: the sign test's, and never all."""
@@ -167,6 +171,12 @@ class Change:
         return LEAST_PAIRS <= self.num_pairs < SURE_PAIRS and 0 < self._gap < self.width
 
     @property
+    def needs_pairs(self) -> bool:
+        """Whether more pairs could tell it: all of these bound the interval, and the medians differ by an effect."""
+        few = LEAST_PAIRS <= self.num_pairs < CUT_PAIRS
+        return few and self.verdict == "cannot tell apart" and abs(math.log(self.ratio)) > math.log(1 + LEAST_EFFECT)
+
+    @property
     def is_told(self) -> bool:
         """Whether it is told as one of `DETAILS`: of enough pairs, or as far from 1 as they are apart."""
         sure = 2 / 2**self.num_pairs <= LEVEL / len(DETAILS) or self._gap >= self.width
@@ -207,25 +217,24 @@ class Change:
         return self.words(metric).partition(" (")[0]
 
     def words(self, metric: str) -> str:
-        """The one notation: `24.1 × sooner (23.2 to 25.0)`, `cannot tell apart (0.98 × to 1.03 ×)`.
+        """The one notation: `24.1 × sooner (23.2 to 25.0)`, `cannot tell apart (0.98 to 1.03 × faster)`.
 
-        `metric` is a name of `Measurement`, such as "ttft_ms".
+        All factors are in the direction of the word, which is that of the medians. `metric` is a name of `Measurement`,
+        such as "ttft_ms".
         """
-        if self.verdict == "cannot tell apart" and (self.is_enough or not self.num_pairs):
-            if not self.num_pairs:
-                return f"about the same ({_factors(self.ratio)[0]} ×)"
-            low, high = _factors(self.low, self.high)
+        word, is_untold = self.word(metric), self.verdict == "cannot tell apart"
+        ends = (self.low, self.high) if self.ratio > 1 else (1 / self.high, 1 / self.low)
+        if is_untold and self.is_enough:
+            low, high = _factors(*ends)
             # The interval alone would tell them apart.
             why = f" in {self.num_pairs} pairs: wider than its gap to 1 ×" if self.is_doubtful else ""
-            return f"cannot tell apart ({low} × to {high} ×{why})"
-        word = self.word(metric)
-        ends = (self.low, self.high) if self.ratio > 1 else (1 / self.high, 1 / self.low)
+            return f"cannot tell apart ({low} to {high} × {word}{why})"
         factor, *shown = _factors(max(self.ratio, 1 / self.ratio), *(ends if self.is_enough else ()))
         if not self.num_pairs:
-            return f"{factor} × {word}"
+            changed = "" if self.ratio == 1 else f" {word}"
+            return f"about the same ({factor} ×{changed})" if is_untold else f"{factor} × {word}"
         if not self.is_enough:
-            pairs = "1 pair" if self.num_pairs == 1 else f"{self.num_pairs} pairs"
-            return f"{factor} × {word} in {pairs}, too few to tell"
+            return f"{factor} × {word} in {counted(self.num_pairs, 'pair')}, too few to tell"
         return f"{factor} × {word} ({' to '.join(shown)})"
 
 

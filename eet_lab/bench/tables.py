@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from eet_lab.bench.measured import ENERGY, PEAK, PERPLEXITY, STEADY_RUNS, TIMES, p50
-from eet_lab.bench.paired import LEAST_EFFECT, LEAST_PAIRS, SURE_PAIRS, Change, memory_words
+from eet_lab.bench.paired import CUT_PAIRS, LEAST_EFFECT, LEAST_PAIRS, SURE_PAIRS, Change, memory_words
 from eet_lab.bench.run_memory import MEMORY_PARTS
 from eet_lab.technique import registry
 from eet_lab.words import (
@@ -133,7 +133,7 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
             f"{ms_words(b.tpot_ms.p50)}, {_share(b.cost.floor_ms / b.tpot_ms.p50)}"
         )
     remarks += dict.fromkeys(f"Warning: {warning}" for m in (a, b) for warning in m.warnings)
-    how = [_how(a), _how_paired(result.changes)]
+    how = [_how(a), _how_paired(result.changes), *_few_pairs(result.changes.values())]
     remarks += [*filter(None, how), _where(result.environment)]
     return _title(result.environment, result.workload, a), rows, remarks
 
@@ -166,6 +166,15 @@ def _how_paired(changes: Mapping[str, Change], differences: bool = False) -> str
     )
 
 
+def _few_pairs(changes: Iterable[Change]) -> list[str]:
+    """What would settle a change that cannot be told apart although the medians differ; nothing where none does."""
+    pairs = min((change.num_pairs for change in changes if change.needs_pairs), default=0)
+    if not pairs:
+        return []
+    more = f'repeats={CUT_PAIRS}; --repeats {CUT_PAIRS} on the command line; "Pairs of runs" on the page'
+    return [f"One slow run widens an interval of {pairs} pairs: more pairs of runs could tell ({more})."]
+
+
 def _ladder(result: Ladder) -> tuple[str, Rows, list[str]]:
     head = ["", "TTFT ms", "TPOT ms", "total ms", "its own ms", "peak MiB", "its own MiB", "same output"]
     rows: Rows = [head]
@@ -183,7 +192,8 @@ def _ladder(result: Ladder) -> tuple[str, Rows, list[str]]:
     title = _title(result.environment, result.workload, measured[0] if measured else None)
     if measured:
         paired = next((rung.changes for rung in result.rungs[1:]), result.changes)
-        remarks += [_how(measured[0]), _how_paired(paired, differences=True)]
+        own = (rung.change for rung in (*result.rungs[1:], *result.left_out))
+        remarks += [_how(measured[0]), _how_paired(paired, differences=True), *_few_pairs(filter(None, own))]
     return title, rows, [*remarks, _where(result.environment)]
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from eet_lab.bench import Comparison, Ladder, Spread, compare, load_result
 from eet_lab.bench.measured import PEAK, TIMES, MiB, tokens_by_step
+from eet_lab.bench.paired import Change
 from eet_lab.bench.run_memory import MEMORY_PARTS
 from eet_lab.errors import ResultError
 from eet_lab.figures import results as figures
@@ -62,6 +63,15 @@ def test_a_tile_and_a_table_say_one_number(comparison: Comparison) -> None:
     told = replace(comparison, **sides)
     assert answer.tiles(told)[0]["value"] == "29.0"
     assert re.search(r"time to first token +29\.0 ms +29\.0 ms", told.to_text())
+
+
+def test_few_pairs_that_could_not_tell_are_named_beside_the_answer(comparison: Comparison) -> None:
+    told = replace(comparison, changes={"ttft_ms": Change(22.4, 12.5, 0.33, 1.55, 6)})
+    assert "6 pairs · more pairs could tell" in answer.about(told)
+    [tile] = [each for each in answer.tiles(told) if each["label"] == "Time to first token"]
+    assert tile["tip"].endswith("One slow run widens an interval of 6 pairs: more pairs of runs could tell.")
+    alike = replace(comparison, changes={"ttft_ms": Change(22.4, 22.5, 0.9, 1.1, 6)})
+    assert "could tell" not in answer.about(alike) + answer.tiles(alike)[0]["tip"]
 
 
 def test_a_metric_has_one_name_in_tables_and_tiles(comparison: Comparison) -> None:

@@ -183,7 +183,7 @@ def test_a_file_that_cannot_be_read_is_one_line(opened: Open, width: int, large:
 @pytest.mark.parametrize("width", [440, 848, 1288])
 def test_a_tile_shows_all_of_its_interval(opened: Open, width: int) -> None:
     states = page_states.compared()
-    states["answer"]["tiles"][0]["change"] = {"text": "cannot tell apart (0.31 × to 3.97 ×)", "kind": "dim"}
+    states["answer"]["tiles"][0]["change"] = {"text": "cannot tell apart (0.31 to 3.97 × faster)", "kind": "dim"}
     page = opened(states, width=width)
     below = "(all) => all.map((each) => each.getBoundingClientRect().bottom)"
     ends = page.locator(".eet-number-change").evaluate_all(below)

@@ -152,6 +152,7 @@ def about(result: Result) -> str:
     before, after = (short_form(m.recipe, device) for m in pair)
     change = next(iter(result.all_changes.values()), None)
     pairs = [counted(change.num_pairs, "pair") if change.num_pairs else "not timed in pairs"] if change else []
+    pairs += ["more pairs could tell"] if any(each.needs_pairs for each in result.all_changes.values()) else []
     unsteady = ["unsteady machine, see the table"] if any(m.warnings for m in pair) else []
     return " · ".join([f"{after} against {before}", prompts, *pairs, *unsteady])
 
@@ -259,7 +260,9 @@ def _how(change: Change) -> str:
         return "Medians, and their ratio."
     if change.is_of_pairs:
         return "Medians. A drift has moved them apart, so × is the median of the paired ratios, with its interval."
-    return "Medians and their ratio; in brackets, the interval of the paired ratios, which tells it from noise."
+    told = "Medians and their ratio; in brackets, the interval of the paired ratios, which tells it from noise."
+    more = f" One slow run widens an interval of {change.num_pairs} pairs: more pairs of runs could tell."
+    return f"{told}{more if change.needs_pairs else ''}"
 
 
 def _memory(before: Measurement, after: Measurement, change: dict[str, str], tip: str = "") -> dict[str, Any]:
