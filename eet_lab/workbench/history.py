@@ -29,7 +29,7 @@ from eet_lab.files import folder_path
 from eet_lab.paths import PACKAGE, other_results, results_dir, write_whole
 from eet_lab.words import visible
 from eet_lab.workbench import export
-from eet_lab.workbench.rows import KINDS, Entry, KeptRun, Result, Sidecar, Stamp, Summary, file_stem
+from eet_lab.workbench.rows import KINDS, Entry, KeptRun, Result, Sidecar, Stamp, Summary, file_stem, next_number
 
 FOLDER = results_dir()
 SHIPPED = PACKAGE / "recorded"
@@ -135,6 +135,11 @@ class History:
     def pinned(self) -> KeptRun | None:
         """The run whose recipe Compare is held against; None: the baseline."""
         return next((row for row in self.rows() if row.pinned and not row.problem), None)
+
+    @property
+    def warning(self) -> str:
+        """Why nothing can be written, if so, and which file of names was damaged."""
+        return " ".join(filter(None, [self.problem, self._sidecar.damaged]))
 
     def set_pins_aside(self) -> None:
         """Count no pin, nor one that is set elsewhere meanwhile, until a run is pinned here."""
@@ -283,7 +288,7 @@ class History:
         with suppress(ResultError), self._sidecar.changing() as entries:
             for id, (stamp, summary) in own.items():
                 entry = entries.get(id, Entry())
-                number = entry.number or _next_number(summary.kind, entries)
+                number = entry.number or next_number(summary.kind, entries)
                 entries[id] = replace(entry, stamp=stamp, summary=summary, number=number)
 
     def _free(self, stem: str) -> Path:
@@ -366,12 +371,6 @@ def _beside(found: Mapping[str, Any]) -> dict[str, Any]:
 def _encoded(beside: Mapping[str, Any]) -> Mapping[str, Any]:
     """What stands beside a result, as JSON takes it."""
     return {**beside, "timeline": encode(beside["timeline"])} if "timeline" in beside else beside
-
-
-def _next_number(kind: str, entries: Mapping[str, Entry]) -> int:
-    """Of a run of this kind; 0 of a file that holds none. A number stays, whatever runs are deleted."""
-    numbers = (entry.number for entry in entries.values() if entry.summary and entry.summary.kind == kind)
-    return 1 + max(numbers, default=0) if kind else 0
 
 
 def _named(row: KeptRun, entry: Entry) -> KeptRun:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
+from itertools import count
+from os.path import lexists
 from pathlib import Path
 from typing import Any, get_type_hints
 from unicodedata import normalize
@@ -19,7 +21,7 @@ from eet_lab import codec
 from eet_lab.bench import Comparison, Ladder, Measurement, Run
 from eet_lab.bench.measured import describe, moment, placed
 from eet_lab.codec import Bytes, Ms, Name, Text, Whole, content_of
-from eet_lab.errors import EETError, ResultError
+from eet_lab.errors import EETError, ResultError, first_line
 from eet_lab.files import lock
 from eet_lab.labels import short_form
 from eet_lab.models.loading import is_demo
@@ -198,6 +200,12 @@ class Entry:
 FIELDS = {f.name: get_type_hints(Entry, include_extras=True)[f.name] for f in fields(Entry)}
 
 
+def next_number(kind: str, entries: Mapping[str, Entry]) -> int:
+    """The number of a new run of this kind; 0 of a file that holds none. A number stays, whatever runs are deleted."""
+    numbers = (entry.number for entry in entries.values() if entry.summary and entry.summary.kind == kind)
+    return 1 + max(numbers, default=0) if kind else 0
+
+
 class Sidecar:
     """Entries by the ids of runs, in a folder that need not be there. Any thread may call it.
 
@@ -206,6 +214,7 @@ class Sidecar:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.damaged = ""  # what is to be told of a file that could not be read, and where it is kept
         self._unwritten: dict[str, Entry] = {}
         self._known: tuple[Any, Mapping[str, Entry]] = None, {}
 
@@ -217,7 +226,7 @@ class Sidecar:
             return dict(self._unwritten)
         stamp = status.st_mtime_ns, status.st_size, status.st_ino
         if self._known[0] != stamp:
-            self._known = stamp, self._read()
+            self._known = stamp, self._read() or {}
         return self._with_unwritten(self._known[1])
 
     def word(self, id: str, **words: Any) -> str:
@@ -257,9 +266,12 @@ class Sidecar:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with locked(self._folder / LOCK):
-                entries = self._with_unwritten(self._read())
+                found, path = self._read(), self._folder / SIDECAR
+                if found is None:
+                    self._set_aside(path)
+                entries = self._with_unwritten(found or {})
                 yield entries
-                if (path := self._folder / SIDECAR).is_symlink():
+                if path.is_symlink():
                     path.unlink()  # what it points to is somebody else's
                 write_whole(path, json.dumps({id: _plain(entry) for id, entry in entries.items()}))
                 self._unwritten = {}
@@ -276,12 +288,26 @@ class Sidecar:
             for id, own in self._unwritten.items()
         }
 
-    def _read(self) -> dict[str, Entry]:
-        try:
-            found = codec.parse(content_of(self._folder / SIDECAR, follow_links=False))
-        except (EETError, ValueError):
+    def _read(self) -> dict[str, Entry] | None:
+        """What the file holds; None, and why in `damaged`, of one that holds no entries. A link is not ours."""
+        path = self._folder / SIDECAR
+        if path.is_symlink() or not path.exists():
             return {}
-        return {id: Entry.of(data) for id, data in found.items()} if isinstance(found, dict) else {}
+        try:
+            found = codec.parse(content_of(path, follow_links=False))
+            if not isinstance(found, dict):
+                raise ValueError("it holds no entries")
+        except (EETError, ValueError) as error:
+            self.damaged = f"Names, notes and pins are missing: {SIDECAR} is damaged ({first_line(error)})."
+            return None
+        return {id: Entry.of(data) for id, data in found.items()}
+
+    def _set_aside(self, path: Path) -> None:
+        """Keep what cannot be read under another name, for the user to mend; OSError where that cannot be."""
+        numbers = (f".{n}" if n else "" for n in count())
+        aside = next(each for n in numbers if not lexists(each := path.with_name(f"{path.name}.damaged{n}")))
+        path.rename(aside)
+        self.damaged = self.damaged.replace(" is damaged (", f" was damaged, and is kept as {aside.name} (")
 
 
 def _plain(entry: Entry) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def test_a_folder_that_is_read_only_is_told_of_before_anything_is_kept(
     monkeypatch.setattr("eet_lab.workbench.history.os.access", lambda path, mode: False)
     kept = History(tmp_path / "new")
     assert f"{tmp_path} is read-only" in kept.problem and not kept.folder.exists()
-    told = runs_state(kept.rows(), [], "", kept, "", busy=False)["read_only_folder"]
+    told = runs_state(kept.rows(), [], "", kept, "", busy=False)["warning"]
     assert "export what you need" in told
 
 
@@ -159,6 +159,43 @@ def test_a_damaged_list_of_names_counts_as_none(comparison: Comparison, tmp_path
     assert own(again) == [row]
     History(tmp_path).rename(row.id, "again")
     assert own(History(tmp_path))[0].name == "again"
+
+
+def told(kept: History) -> str:
+    """What the head of Runs warns of."""
+    return runs_state(kept.rows(), [], "", kept, "", busy=False)["warning"] or ""
+
+
+def test_a_damaged_list_of_names_is_kept_aside_and_told(comparison: Comparison, tmp_path: Path) -> None:
+    kept = History(tmp_path)
+    row = kept.add(comparison, {})
+    kept.rename(row.id, "mine")
+    whole = (tmp_path / SIDECAR).read_bytes()
+    assert told(History(tmp_path)) == ""
+    for name in (f"{SIDECAR}.damaged", f"{SIDECAR}.damaged.1"):
+        (tmp_path / SIDECAR).write_bytes(whole[:-3])
+        again = History(tmp_path)
+        assert f"Names, notes and pins are missing: {SIDECAR} is damaged (it is not JSON" in told(again)
+        read_all(again)
+        assert (tmp_path / name).read_bytes() == whole[:-3], "nothing writes over it"
+        assert f"{SIDECAR} was damaged, and is kept as {name} (" in told(again)
+        assert told(History(tmp_path)) == "" and own(History(tmp_path))[0].number == 1
+    (tmp_path / f"{SIDECAR}.damaged").write_bytes(whole)
+    (tmp_path / f"{SIDECAR}.damaged").replace(tmp_path / SIDECAR)
+    assert own(History(tmp_path))[0].name == "mine", "mended, and put back"
+
+
+def test_a_damaged_list_of_names_that_cannot_be_kept_aside_stays(
+    comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = History(tmp_path).add(comparison, {})
+    (tmp_path / SIDECAR).write_bytes(b"{")
+    kept = History(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", full)
+        kept.rename(row.id, "mine")
+    assert (tmp_path / SIDECAR).read_bytes() == b"{" and "is damaged" in told(kept)
+    assert own(kept)[0].name == "mine", "in memory"
 
 
 @pytest.mark.parametrize("content", [b"{", b"[1]"])

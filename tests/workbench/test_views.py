@@ -267,7 +267,7 @@ def test_a_file_is_sent_unless_it_is_too_large(opened: Open, tmp_path: Path) -> 
 def test_why_runs_cannot_be_kept_can_be_read(opened: Open, width: int, large: bool) -> None:
     states = page_states.compared()
     why = "Runs cannot be kept in eet-lab-results: /srv/notebooks/of-the-course is read-only, or not yours to write to."
-    states["runs"]["read_only_folder"] = f"{why} {in_memory()}"
+    states["runs"]["warning"] = f"{why} {in_memory()}"
     said = opened(states, width=width, large=large).locator(".eet-runs .eet-said")
     assert said.inner_text() == f"{why} {in_memory()}"
     assert said.evaluate("(said) => said.scrollHeight - said.clientHeight") <= 0

@@ -1,5 +1,5 @@
 // The runs that were kept. Names and notes are edited in place, and nothing is deleted without a second click.
-// state: rows, said, can_compare, can_measure, why_not, folder, device, read_only_folder, more, upload_mib. sends: tick,
+// state: rows, said, can_compare, can_measure, why_not, folder, device, warning, more, upload_mib. sends: tick,
 //   pin, rename, annotate, delete, open_run, replay, export, compare_ticked, measure_ticked, upload, show_older.
 // hears: file, one that is exported, packed with gzip, to be saved by the browser.
 
@@ -12,7 +12,7 @@ const RELOADED = "After a reload of a notebook that was not saved, run the cell 
 const list = view((s, ui) => [
   h("div", { class: "eet-head", key: "head" },
     h("h2", null, "Runs"),
-    h("span", { class: `eet-said ${!s.said && s.read_only_folder ? "eet-is-warn" : ""}`, role: "status", title: `${said(s, ui)}. ${inApp() ? "" : RELOADED}` }, said(s, ui)),
+    h("span", { class: `eet-said ${!s.said && s.warning ? "eet-is-warn" : ""}`, role: "status", title: `${said(s, ui)}. ${inApp() ? "" : RELOADED}` }, said(s, ui)),
     h("span", { class: "eet-line" },
       button({ class: "eet-soft", enabled: s.can_compare, title: s.can_compare ? "The two that are ticked, side by side" : s.why_not,
         onclick: () => ui.send("compare_ticked") }, "Compare ticked"),
@@ -51,7 +51,7 @@ export default { render };
 // What this page has to say of a file stands until the kernel says something else.
 function said(s, ui) {
   if (ui.local.heard !== s.said) Object.assign(ui.local, { heard: s.said, said: "" });
-  return ui.local.said || s.said || s.read_only_folder || `kept in ${s.folder}${s.device && `, measured on ${s.device}`}`;
+  return ui.local.said || s.said || s.warning || `kept in ${s.folder}${s.device && `, measured on ${s.device}`}`;
 }
 
 function table(s, ui) {

@@ -54,7 +54,7 @@ def runs_state(
         "upload_mib": MOST_UPLOAD_BYTES // MiB,
         "folder": str(history.folder),
         "device": devices.pop() if len(devices) == 1 else "",
-        "read_only_folder": history.problem or None,
+        "warning": history.warning or None,
         "more": len(older),
     }
 
