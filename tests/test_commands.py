@@ -110,7 +110,7 @@ def test_generate_ends_a_text_at_any_of_several_tokens(tmp_path, capsys):
     ("wrong", "says"),
     [
         (["-n", "0"], "--new-tokens is 0, but it must be a whole number from 1"),
-        (["-n", "99999"], "with 99999 new ones it would pass"),
+        (["-n", "99999"], "with 99,999 new ones it would pass"),
         (["--recipe", "fused"], "fused"),
     ],
 )

@@ -82,7 +82,7 @@ def test_settings_that_are_not_one_for_each_prompt_are_refused(tiny):
         ([], "settings has 0 Settings for 3 prompts"),
         ([Settings(), 5, Settings()], "settings is 5, but it must be Settings"),
         ("abc", "settings is 'abc', but it must be Settings"),
-        ([Settings(), Settings(10**6), Settings()], "Prompt 2 has 1 token; with 1000000 new ones"),
+        ([Settings(), Settings(10**6), Settings()], "Prompt 2 has 1 token; with 1,000,000 new ones"),
     ):
         with pytest.raises(PromptError, match=says):
             engine.generate([[1], [2], [3]], settings)

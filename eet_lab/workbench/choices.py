@@ -138,7 +138,7 @@ class State(T.HasTraits):
     def setting(self, name: str, value: Any) -> None:
         """Set one setting of a generation, `stop_at_eos` or `repeats`; PromptError where there is no such setting."""
         check_known(PromptError, "setting", name, (*self.generation, *OTHER_SETTINGS))
-        value = int(value) if isinstance(value, float) and value.is_integer() else value
+        value = _whole(value)
         if name == "repeats":
             self.repeats = value
         elif name == "stop_at_eos":
@@ -214,6 +214,14 @@ def _fit(*techniques: Technique) -> bool:
     except RecipeError:
         return False
     return True
+
+
+def _whole(value: Any) -> Any:
+    """A value of the page, where it is a whole number as such; one that a float would round comes as its digits."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    is_long = isinstance(value, str) and re.fullmatch(r"-?[0-9]{16,99}", value)
+    return int(value) if is_long else value
 
 
 Wish = tuple[Any, str, str]
@@ -360,7 +368,7 @@ class Choices:
         length, first = max((max(len(row), 1), -number) for number, row in enumerate(rows, 1))  # an empty one is BOS
         if length + new > context:
             return (
-                f"Prompt {-first} has {counted(length, 'token')}; with {new} new ones that is {length + new}, past the "
-                f"context of {context}. {to_fit(context - length)}"
+                f"Prompt {-first} has {counted(length, 'token')}; with {new:,} new ones that is {length + new:,}, past "
+                f"the context of {context:,}. {to_fit(context - length)}"
             )
         return None

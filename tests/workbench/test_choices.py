@@ -243,6 +243,10 @@ def test_the_sum_is_checked_against_the_context_while_typing(bench: Workbench) -
     assert prompts(bench)["rows"][0]["over"] and prompts(bench)["kind"] == "bad"
     assert "past the context of 128" in status(bench)
     assert not enabled(bench)["run"]
+    do(bench, ask.setting("max_new_tokens", 5000))
+    assert "with 5,000 new ones that is 5,121, past the context of 128" in status(bench)
+    assert shown(bench, "inputs")["generation"]["summary"].startswith("5,000 new")
+    do(bench, ask.setting("max_new_tokens", 8))
     do(bench, ask.edit_prompt(0, " ".join(["7"] * 500)))
     assert "Shorten the prompt." in status(bench), "no number of new tokens would help"
     do(bench, ask.edit_prompt(0, " ".join(["7"] * 120)))
@@ -258,6 +262,8 @@ def test_the_sum_is_checked_against_the_context_while_typing(bench: Workbench) -
         ("temperature", -1, "Temperature is -1"),
         ("temperature", "", "Temperature is ''"),
         ("top_p", 2, "Top-p is 2"),
+        ("seed", "9" * 24, f"Seed is {'9' * 24},"),
+        ("seed", "9" * 5000, "Seed is '999"),
         ("repeats", -1, "Pairs of runs is -1"),
         ("repeats", 1.5, "Pairs of runs is 1.5"),
     ],
@@ -274,6 +280,15 @@ def test_a_number_that_cannot_be_is_told_with_its_limit(bench: Workbench, name: 
     assert errors(bench) == "", "a field that is being filled in is no error of the page"
     do(bench, ask.setting(name, fields[name]))
     assert enabled(bench)["run"]
+
+
+def test_a_seed_that_a_float_would_round_stays_as_it_was_typed(bench: Workbench) -> None:
+    do(bench, ask.setting("seed", str(2**62 - 1)))
+    generation = shown(bench, "inputs")["generation"]
+    assert bench.controller.state.generation["seed"] == 2**62 - 1 and enabled(bench)["run"]
+    assert {each["name"]: each["value"] for each in generation["fields"]}["seed"] == str(2**62 - 1)
+    do(bench, ask.setting("seed", 7.0))
+    assert bench.controller.state.generation["seed"] == 7
 
 
 def test_a_setting_that_does_not_exist_is_told(bench: Workbench) -> None:

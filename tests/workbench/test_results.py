@@ -74,6 +74,11 @@ def test_few_pairs_that_could_not_tell_are_named_beside_the_answer(comparison: C
     assert "could tell" not in answer.about(alike) + answer.tiles(alike)[0]["tip"]
 
 
+def test_the_notes_of_a_table_call_recipes_as_the_page_does() -> None:
+    told = "\n".join(answer.table(opened("h200-compare-demo-int8"))["notes"])
+    assert "A decode step of all + int8 weights must" in told and "pre_padding" not in told
+
+
 def test_a_metric_has_one_name_in_tables_and_tiles(comparison: Comparison) -> None:
     table = comparison.to_text()
     assert all(metric.name in table for metric in (*TIMES, PEAK))

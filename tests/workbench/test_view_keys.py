@@ -49,6 +49,15 @@ def test_keys_are_text_where_text_is_typed(opened: Open) -> None:
     assert sent(page) == []
 
 
+def test_a_whole_number_that_a_float_would_round_is_told_as_its_digits(opened: Open) -> None:
+    page = opened(page_states.compared())
+    page.click("summary >> text=Generation")
+    for text, value in (("9" * 24, "9" * 24), ("12", 12)):
+        page.get_by_label("Seed").fill(text)
+        page.get_by_label("Seed").press("Enter")
+        assert [each["value"] for each in sent(page)] == [value]
+
+
 def test_the_way_to_kept_runs_goes_there(opened: Open) -> None:
     page = opened(page_states.empty(), height=500)
     page.get_by_role("button", name="open a run below").press("Enter")

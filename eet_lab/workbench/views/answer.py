@@ -10,7 +10,7 @@ from eet_lab.bench.measured import MiB, p50
 from eet_lab.bench.paired import Change, memory_words
 from eet_lab.bench.tables import layout
 from eet_lab.figures.results import kinds
-from eet_lab.labels import names_of, short_form
+from eet_lab.labels import names_of, short_form, with_labels
 from eet_lab.models.loading import RANDOM_LABEL
 from eet_lab.words import brief, counted, percent, plain
 from eet_lab.workbench.rows import Result
@@ -191,7 +191,7 @@ def table(result: Result) -> dict[str, Any]:
         device, of = result.environment.device_kind, [result] if isinstance(result, Run) else ends(result) or ()
         recipes = [each.recipe for each in of]
         head = ["", *(short_form(recipe, device) for recipe in recipes), *head[len(recipes) + 1 :]]
-    return {"head": head, "rows": rows, "notes": notes}
+    return {"head": head, "rows": rows, "notes": [with_labels(note, result.environment.device_kind) for note in notes]}
 
 
 def words(result: Result, tab: str) -> list[dict[str, str]]:

@@ -238,24 +238,34 @@ def _told(lengths: Sequence[int] | None) -> str:
     return f"{len(lengths):,}, {span}, {counted(pads, 'pad')} to equal length"
 
 
+def _exact(value: Any) -> Any:
+    """A value for the page, whose numbers are floats: a whole one that these would round goes as its digits."""
+    return str(value) if isinstance(value, int) and abs(value) > MOST_EXACT else value
+
+
+MOST_EXACT = 2**53 - 1
+"""The largest whole number that a float tells from its neighbours."""
+
+
 def _generation(state: State, problem: str) -> dict[str, Any]:
     values = {**state.generation, "repeats": state.repeats}
     temperature = values["temperature"]
     shown = plain(temperature) if isinstance(temperature, int | float) else temperature  # an empty field is ""
+    new = values["max_new_tokens"]
     how = "greedy" if temperature == 0 else f"temperature {shown}, seed {values['seed']}"
     fields = [
         {
             "name": name,
             "label": label,
             "help": help,
-            "value": values[name],
+            "value": _exact(values[name]),
             "step": step,
             "wrong": in_labels(problem) if problem.startswith(f"{name} is ") else "",
         }
         for name, label, help, step in FIELDS
     ]
     return {
-        "summary": f"{values['max_new_tokens']} new, {how}",
+        "summary": f"{new:,} new, {how}" if isinstance(new, int) else f"{new} new, {how}",
         "kind": "bad" if any(field["wrong"] for field in fields) else "plain",
         "fields": fields,
         "stop": {

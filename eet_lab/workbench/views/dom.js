@@ -91,9 +91,11 @@ function typed(value, tell, wait = 150) {
   };
 }
 
-// A field for a number tells when it is left, on Enter and on its arrows: half a number is nobody's wish.
+// A field for a number tells when it is left, on Enter and on its arrows: half a number is nobody's wish. A whole one
+// that a float would round is told as its digits.
 function numeric(value, tell) {
-  const told = (text) => tell(text.trim() === "" || !isFinite(text) ? text : Number(text));
+  const rounds = (text) => /^-?\d+$/.test(text) && !Number.isSafeInteger(Number(text));
+  const told = (text) => tell(text.trim() === "" || !isFinite(text) || rounds(text) ? text : Number(text));
   return { ...typed(value, told, null), type: "number", onchange: ({ target }) => target.onblur({ target }) };
 }
 
