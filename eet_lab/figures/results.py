@@ -208,7 +208,7 @@ def _peak(peak: int, before: int | None) -> str:
 
 
 def parity(result: Comparison | Ladder) -> go.Figure:
-    """Token by token: where each recipe's output is the baseline's, and where a row parts from it."""
+    """Token by token: where each recipe's output is that of what it is held against, and where a row parts from it."""
     (_, baseline), *panels = runs(result)
     num_rows = len(baseline.tokens)
     grid, labels = [], []
@@ -216,7 +216,7 @@ def parity(result: Comparison | Ladder) -> go.Figure:
         for row, (ours, theirs) in enumerate(zip(m.tokens, baseline.tokens, strict=True)):
             grid.append([int(a != b) for a, b in zip(ours, theirs, strict=False)])
             labels.append(f"{name}, prompt {row + 1}" if len(panels) > 1 else f"prompt {row + 1}")
-    fig = theme.figure("The same tokens as the baseline?", height=min(90 + 26 * len(grid), 420))
+    fig = theme.figure(f"The same tokens as {theme.words(other_side(result))}?", height=min(90 + 26 * len(grid), 420))
     fig.add_heatmap(
         z=grid, y=labels, zmin=0, zmax=1, showscale=False, xgap=1, ygap=1 if len(grid) > 12 else 3,
         colorscale=[[0, theme.GAIN], [1, theme.LOSS]],
@@ -232,6 +232,12 @@ def parity(result: Comparison | Ladder) -> go.Figure:
         fig.add_hline(y=num_rows * at - 0.5, line={"color": theme.INK, "width": 1})
     words = "new token; green: the same, red: different"
     return fig.update_xaxes(title=words, showgrid=False, zeroline=False)
+
+
+def other_side(result: Comparison | Ladder) -> str:
+    """What a result is held against: "the baseline", or another recipe in short."""
+    recipe = result.baseline.recipe if isinstance(result, Comparison) else result.rungs[0].measurement.recipe
+    return "the baseline" if recipe == "baseline" else short_form(recipe, result.environment.device_kind)
 
 
 def runs(result: Run | Comparison | Ladder) -> list[tuple[str, Measurement]]:

@@ -79,6 +79,16 @@ def test_the_notes_of_a_table_call_recipes_as_the_page_does() -> None:
     assert "A decode step of all + int8 weights must" in told and "pre_padding" not in told
 
 
+def test_what_an_output_is_held_against_has_its_name(comparison: Comparison, climbed: Ladder) -> None:
+    def told(result: Comparison | Ladder) -> tuple[str, str]:
+        words = answer.words(result, "parity")[-1]["text"]
+        return figures.plot(result, "parity").layout.title.text, re.search("with the tokens of (.*), are", words)[1]
+
+    assert told(comparison) == told(climbed) == ("The same tokens as the baseline?", "the baseline")
+    pinned = replace(comparison, baseline=replace(comparison.baseline, recipe="pre_padding,memory_reuse"))
+    assert told(pinned) == ("The same tokens as pre-padding + memory reuse?", "pre-padding + memory reuse")
+
+
 def test_a_metric_has_one_name_in_tables_and_tiles(comparison: Comparison) -> None:
     table = comparison.to_text()
     assert all(metric.name in table for metric in (*TIMES, PEAK))

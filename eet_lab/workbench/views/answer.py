@@ -9,7 +9,7 @@ from eet_lab.bench import Comparison, Ladder, Measurement, Parity, Run
 from eet_lab.bench.measured import MiB, p50
 from eet_lab.bench.paired import Change, memory_words
 from eet_lab.bench.tables import layout
-from eet_lab.figures.results import kinds
+from eet_lab.figures.results import kinds, other_side
 from eet_lab.labels import names_of, short_form, with_labels
 from eet_lab.models.loading import RANDOM_LABEL
 from eet_lab.words import brief, counted, percent, plain
@@ -60,9 +60,9 @@ PEAK_TIP = (
 )
 HOW = (
     "A faster engine with a different output is no optimization. So each recipe is checked before any timing. Its "
-    "logits, teacher-forced with the baseline's tokens, are compared with a reference in higher precision. They may "
+    "logits, teacher-forced with the tokens of {other}, are compared with a reference in higher precision. They may "
     "differ only by what another order of the same sums explains. A lossy recipe changes the weights: it must compute "
-    "what plain PyTorch computes with these weights, and may differ from the baseline by a stated bound."
+    "what plain PyTorch computes with these weights, and may differ from {other} by a stated bound."
 )
 
 
@@ -207,7 +207,7 @@ def words(result: Result, tab: str) -> list[dict[str, str]]:
     told = [
         {"text": f"{name}{each.verdict}. {each.explanation}", "kind": VERDICTS[each.verdict][2]} for name, each in found
     ]
-    return [*told, {"text": HOW, "kind": "dim"}]
+    return [*told, {"text": HOW.format(other=other_side(result)), "kind": "dim"}]
 
 
 def meaningless(result: Result) -> str:
