@@ -386,7 +386,7 @@ class Controller:
                 "actions": buttons.state(),
                 "busy": self.busy,
                 "headline": None if self.busy else self.results.headline(),
-                "banner": opened.banner if opened else banner,
+                "banner": bar.with_unkept(opened.banner if opened else banner, self.results.history.problem),
                 "read_only": setup is not None,
                 "large": self.large,
                 "serving": self.serving.shown,

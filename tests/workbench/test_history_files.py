@@ -20,6 +20,7 @@ from eet_lab.paths import write_whole
 from eet_lab.workbench import Workbench, history, rows
 from eet_lab.workbench.history import BATCH, UNREAD, History, in_memory
 from eet_lab.workbench.rows import LOCK, SIDECAR, KeptRun, locked
+from eet_lab.workbench.views.bar import UNKEPT, with_unkept
 from eet_lab.workbench.views.runs import runs_state
 from workbench.driving import ask, do, errors, full, own, read_all, shown
 
@@ -96,6 +97,16 @@ def test_a_full_disk_loses_nothing(comparison: Comparison, tmp_path: Path, monke
     kept.add(comparison, {})
     assert kept.problem == ""
     assert row.id in {each.id for each in own(History(tmp_path))}, "written late"
+
+
+def test_the_bar_says_that_runs_cannot_be_kept(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "memory" not in shown(bench, "bar")["banner"]["text"]
+    monkeypatch.setattr(rows, "write_whole", full)
+    do(bench, ask.rename("x", "mine"))
+    told = shown(bench, "bar")["banner"]
+    assert told["text"].startswith("Runs are kept in memory only: the reason") and "CPU mode" in told["text"]
+    assert told["kind"] == "warn" and "No space left" in shown(bench, "runs")["warning"]
+    assert with_unkept(None, "why") == {"text": UNKEPT, "action": None, "kind": "warn"}, "on a GPU there is no other"
 
 
 def test_words_that_cannot_be_written_wait_in_memory(

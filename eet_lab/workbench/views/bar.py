@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
@@ -194,6 +194,17 @@ def banner(device: str, devices: Sequence[str], recording: str, busy: bool) -> d
         "kind": "warn",
         "action": action if recording else None,
     }
+
+
+UNKEPT = "Runs are kept in memory only: the reason stands above the runs, below."
+
+
+def with_unkept(banner: Mapping[str, Any] | None, problem: str) -> Mapping[str, Any] | None:
+    """The banner, which also says that runs cannot be written; `problem` is why, which the head of Runs tells."""
+    if not problem:
+        return banner
+    rest = banner or {"text": "", "action": None}
+    return {**rest, "text": f"{UNKEPT} {rest['text']}".rstrip(), "kind": "warn"}
 
 
 def kept_banner(text: str, back: str) -> dict[str, Any]:
