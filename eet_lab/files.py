@@ -105,6 +105,8 @@ def regular_content(
             if not stat.S_ISREG(status.st_mode):
                 raise error(f"{name} is not a regular file, and only those are read. Give {what}.")
             content = file.read(most_bytes + 1) if status.st_size <= most_bytes else b""
+    except error:
+        raise  # which may be a ValueError, too
     except IsADirectoryError as problem:
         raise error(f"{name} is not a regular file, but a folder. Give {what}.") from problem
     except (OSError, ValueError) as problem:  # a name with a NUL byte is a ValueError

@@ -356,7 +356,8 @@ def _summary(path: Path) -> Summary:
     try:
         return Summary.of(read_result(content_of(path, follow_links=False), path.name)[0])
     except EETError as error:
-        return Summary(name=visible(path.name), problem=first_line(error))
+        reason = first_line(error).removeprefix(f"{visible(str(path))} ")  # the row tells the name
+        return Summary(name=visible(path.name), problem=reason)
 
 
 def _beside(found: Mapping[str, Any]) -> dict[str, Any]:

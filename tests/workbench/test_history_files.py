@@ -161,6 +161,18 @@ def test_whatever_a_folder_holds_is_a_row_with_its_reason(
     assert any("onerror" in row["name"] for row in shown(bench, "runs")["rows"]), "as text: the page makes no markup"
 
 
+def test_a_row_says_the_name_of_its_file_once_and_then_the_reason(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "link.json").symlink_to(tmp_path / "pipe.json")
+    (tmp_path / "cut.json").write_text("{")
+    kept = History(tmp_path)
+    read_all(kept)
+    found = {row["name"]: row["problem"] for row in runs_state(kept.rows(), [], "", kept, "", busy=False)["rows"]}
+    assert found["pipe.json"] == "is not a regular file, and only those are read. Give a saved result."
+    assert found["link.json"] == "is a link, and only regular files are read. Copy the file that it points to."
+    assert found["cut.json"].startswith("is not a saved result")
+
+
 @pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_list_of_names_counts_as_none(comparison: Comparison, tmp_path: Path, content: bytes) -> None:
     row = History(tmp_path).add(comparison, {})
