@@ -6,9 +6,9 @@ A decoder's passes are planned by the `Scheduler` that plans those of an engine;
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from math import inf, isnan
 from typing import NamedTuple
 
@@ -29,6 +29,14 @@ from eet_lab.scheduling.served import Served
 from eet_lab.scheduling.traffic import Traffic
 from eet_lab.scheduling.whole import MOST
 from eet_lab.words import visible
+
+NOTHING: Plan[Queued] = Plan(())
+"""What a policy plans for nobody."""
+KEPT_SIZES = 2**16
+"""Sizes of passes whose times are kept: many are as large as one before, and a table takes long to interpolate."""
+
+TimesOf = Callable[[PassSize], tuple[float, float]]
+"""Milliseconds of the host and of the device for a pass."""
 
 
 def simulate_traffic(
@@ -98,9 +106,10 @@ def _read_texts(queue: Queue, policy: BasePolicy, cost: EncoderCost, record: Rec
 
 def _generate_groups(queue: Queue, policy: BasePolicy, cost: DecoderCost, record: Record) -> None:
     """A decoder whose groups begin together, and run until their last answer is complete."""
+    times_of = _times_of(cost)
     for group in queue.groups(policy, cost):
         longest = max(each.length for each in group) + max(each.new_tokens for each in group)
-        generating = _Generating(Scheduler(policy.schedule, Slab(len(group), longest), MOST), cost, record)
+        generating = _Generating(Scheduler(policy.schedule, Slab(len(group), longest), MOST), times_of, record)
         generating.add(group)
         while not generating.scheduler.idle:
             queue.now_ms = generating.step(queue.now_ms)
@@ -113,10 +122,10 @@ def _join(queue: Queue, policy: BasePolicy, cost: DecoderCost, record: Record, l
     more are left to read than it may be ahead.
     """
     scheduler, run_ahead = Scheduler(policy.schedule, ledger, MOST), RunAhead(cost.ahead)
-    generating, ahead, read_ms = _Generating(scheduler, cost, record), deque[_Launched](), 0.0
+    generating, ahead, read_ms = _Generating(scheduler, _times_of(cost), record), deque[_Launched](), 0.0
     while True:
         queue.admit()
-        plan = policy.next(queue.waiting, queue.now_ms, cost) if queue.waiting else Plan[Queued]([])
+        plan = policy.next(queue.waiting, queue.now_ms, cost) if queue.waiting else NOTHING
         for group in plan.groups:
             queue.take(group)
             generating.add(group)
@@ -139,6 +148,11 @@ def _join(queue: Queue, policy: BasePolicy, cost: DecoderCost, record: Record, l
             read_ms = done.end_ms
 
 
+def _times_of(cost: DecoderCost) -> TimesOf:
+    """What the table says of a pass."""
+    return lru_cache(KEPT_SIZES)(lambda size: (cost.host_ms(size), cost.pass_ms(size)))
+
+
 class _Launched(NamedTuple):
     """A pass: when the host was done with it, when it ends, and who gets a first or a last token from it."""
 
@@ -151,8 +165,8 @@ class _Launched(NamedTuple):
 class _Generating:
     """Requests in a scheduler, by their numbers."""
 
-    def __init__(self, scheduler: Scheduler, cost: DecoderCost, record: Record) -> None:
-        self.scheduler, self._cost, self._record = scheduler, cost, record
+    def __init__(self, scheduler: Scheduler, times_of: TimesOf, record: Record) -> None:
+        self.scheduler, self._times_of, self._record = scheduler, times_of, record
         self._number_of: dict[Request, int] = {}
 
     def add(self, group: Sequence[Queued]) -> None:
@@ -173,8 +187,9 @@ class _Generating:
         """One pass that the host begins now, while the device computes others until `before_ms`."""
         rows, record, number_of = self.scheduler.next(), self._record, self._number_of
         size = PassSize.of(rows)
-        host_ms, begin_ms = now_ms + self._cost.host_ms(size), max(now_ms, before_ms)
-        end_ms = max(begin_ms + self._cost.pass_ms(size), host_ms)
+        on_host, on_device = self._times_of(size)
+        host_ms, begin_ms = now_ms + on_host, max(now_ms, before_ms)
+        end_ms = max(begin_ms + on_device, host_ms)
         first = []
         for request, _, start, count, tells in rows:
             # One that is read again, since it gave way, had a start before.
