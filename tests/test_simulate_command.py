@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from itertools import count, pairwise
 
 import pytest
 from cost_tables import MADE_UP, TOY_DECODER, TURBO_2060
 
 from eet_lab.cli import main
+from eet_lab.progress import Clock
 from eet_lab.scheduling.cost import DecoderCost
 from eet_lab.scheduling.cost_files import load_cost, save_cost
 from eet_lab.scheduling.policies import POLICIES
@@ -46,6 +49,25 @@ def test_all_policies_on_one_traffic(decoder, capsys):
     out = capsys.readouterr().out
     assert out.startswith("1 request, Poisson") and "\n1 request came. Simulated" in out and "Busy near" not in out
     assert "answers 5 to 20 tokens (uniform)" in out
+
+
+def test_progress_within_a_policy_is_told_with_the_time_left(decoder, monkeypatch, capsys):
+    """In lines of a percent or more: they may go to a file."""
+    seconds = count()
+    monkeypatch.setattr(Clock.__init__, "__defaults__", (lambda: next(seconds),))
+    words = ["--policy", "continuous_batching", "--policy", "no_batching", "--rate", "1000", "--lengths", "5"]
+    assert main(["simulate", "--table", decoder, "--requests", "6000", "--new-tokens", "4", *words]) == 0
+    told = [
+        re.fullmatch(r"\[(\d+)/6000\] requests by (.*), policy (\d) of 2(, about .* left)?", line)
+        for line in capsys.readouterr().err.splitlines()
+    ]
+    assert all(told)
+    for number, title in (("1", "Continuous batching"), ("2", "No batching")):
+        mine = [each for each in told if each[3] == number]
+        done = [int(each[1]) for each in mine]
+        assert {each[2] for each in mine} == {title} and done[0] == 0 and done[-1] > 5000
+        assert all(after - before >= 60 for before, after in pairwise(done[1:])) and len(mine) <= 101
+        assert not mine[0][4] and mine[-1][4]
 
 
 def test_an_encoder_has_no_first_token(encoder, capsys):
@@ -152,6 +174,7 @@ def test_it_needs_no_torch(decoder):
     code = f"""
 import sys
 from eet_lab.cli import main
+from eet_lab.progress import Clock
 main(["simulate", "--table", {decoder!r}, "--requests", "20"])
 sys.exit("torch" in sys.modules)
 """

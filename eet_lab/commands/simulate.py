@@ -73,13 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate and print."""
     from eet_lab.commands.simulate_table import served_table
+    from eet_lab.progress import Clock
     from eet_lab.scheduling.cost_files import save_cost
 
     if args.card is not None:
         print(card(args.card))
         return 0
     _check(args)
-    with followed() as (line, stop):
+    with followed(Clock()) as (line, stop):
         table = _table(args, line, stop)
         traffic = _traffic(args, table)
         found, remarks = _served(args, traffic, table, line, stop)
@@ -159,15 +160,30 @@ def _served(
     policies = fitting_policies(args.policy, traffic, table)
     for policy in policies:
         check_fits(traffic, policy, table)
-    for number, policy in enumerate(policies):
-        progress(number, len(policies), policy.title)
+    for number, policy in enumerate(policies, 1):
+        which = f"requests by {policy.title}, policy {number} of {len(policies)}"
+        told = _by_percent(progress, which)
+        told(0, len(traffic), "")
         try:
-            found.append(simulate_traffic(traffic, policy, table, cancel=cancel))
+            found.append(simulate_traffic(traffic, policy, table, progress=told, cancel=cancel))
         except CostError as error:
             if args.policy:
                 raise
             remarks.append(f"{policy} is left out: {error}")
     return found, remarks
+
+
+def _by_percent(progress: Progress, message: str) -> Progress:
+    """Progress that is told once a percent: a file that it goes to has a line for each."""
+    last = -1
+
+    def told(done: int, total: int, _: str) -> None:
+        nonlocal last
+        if (percent := 100 * done // total) > last:
+            last = percent
+            progress(done, total, message)
+
+    return told
 
 
 COMMAND = Command("simulate", "serve traffic by several batching policies, in warped time", GUIDE, add_arguments, run)

@@ -106,7 +106,8 @@ class Asked:
         if isinstance(requests, int) and requests > MOST_REQUESTS:
             raise TrafficError(
                 f"requests is {requests:,}, but this view draws at most {MOST_REQUESTS:,}. Take fewer, or "
-                "`eet-lab simulate`, which draws nothing."
+                "`eet-lab simulate`, which draws nothing and tells its progress; with --policy NAME it simulates that "
+                "policy alone, in less time."
             )
         if trace is not None:
             return replace(trace, arrival_ms=trace.arrival_ms / times)

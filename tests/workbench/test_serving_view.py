@@ -127,7 +127,8 @@ def test_a_run_that_fails_leaves_no_film_of_another_and_says_what_is_below(view:
     click(view, "simulate")
     page.fields["trace"].value = str(tmp_path / "long.csv")
     click(view, "simulate")
-    assert "draws at most 20,000" in page.error.value and page.buttons["stop"].disabled and not page.film.film
+    assert "draws at most 20,000" in page.error.value and "--policy NAME" in page.error.value
+    assert page.buttons["stop"].disabled and not page.film.film
     assert "What is below is of earlier runs." in page.status.value and "60 requests" in page._table.value
 
 
@@ -167,7 +168,7 @@ def test_a_trace_takes_the_place_of_what_is_drawn(view: ServingView, tmp_path: P
     with pytest.raises(TrafficError, match="line 2: time is -1"):
         ServingView(TURBO_2060, trace=tmp_path / "wrong.csv")
     (tmp_path / "long.csv").write_text("0,5\n" * (MOST_REQUESTS + 1))
-    with pytest.raises(TrafficError, match="20,001, but this view draws at most 20,000"):
+    with pytest.raises(TrafficError, match="20,001, but this view draws at most 20,000.*--policy NAME"):
         ServingView(TURBO_2060, trace=tmp_path / "long.csv")
     (tmp_path / "once.csv").write_text("0,5\n0,9\n")
     assert Asked(("no_batching",), trace=str(tmp_path / "once.csv")).traffic(TURBO_2060, 2.0).arrival_ms.tolist() == [
