@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -61,6 +62,10 @@ class StripChart(Shared):
                 self._points[point[0]].append(point)
             self._fresh = True
             self.send({"kind": "points"}, buffers=[packed(new)])
+
+    def break_lines(self) -> None:
+        """End each line: what comes next is not joined to it. The break is a point whose y is no number."""
+        self.push([(*points[-1][:2], math.nan) for points in self._points.values() if not math.isnan(points[-1][2])])
 
     def clear(self) -> None:
         """Forget all points."""

@@ -18,6 +18,8 @@ function logTicks(low, high) {
   return ticks.length > 6 ? ticks.filter((v) => Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-6) : ticks;
 }
 
+const newest = (line) => line.y.findLastIndex((y) => !isNaN(y));
+
 function render({ model, el }) {
   el.classList.add("eet-strip");
   el.innerHTML = `<div class="eet-strip-head"><span class="eet-strip-title"></span><button class="eet-strip-scale" type="button"
@@ -84,7 +86,7 @@ function render({ model, el }) {
     const ink = style.getPropertyValue("--eet-dim") || "#777", grid = style.getPropertyValue("--eet-line") || "#ccc";
     const series = model.get("series");
     const shown = lines.filter((l) => l.x.length);
-    lines.forEach((l, i) => { values[i](l.y[l.y.length - 1]); });
+    lines.forEach((l, i) => { values[i](l.y[newest(l)]); });
     el.dataset.draws = (+el.dataset.draws || 0) + 1;
     el.dataset.points = shown.reduce((n, l) => n + l.x.length, 0);
     pen.font = "10px " + (style.getPropertyValue("--jp-ui-font-family") || "sans-serif");
@@ -125,14 +127,14 @@ function render({ model, el }) {
       // Where nothing was told for a while there is no line: eight times as long as points are apart on average.
       const far = (8 * (line.x[line.x.length - 1] - line.x[0])) / line.x.length;
       for (let k = 0; k < line.x.length; k++) {
-        if (log && line.y[k] <= 0) { open = false; continue; }
+        if (log ? !(line.y[k] > 0) : isNaN(line.y[k])) { open = false; continue; } // what is no number ends a line
         if (k && line.x[k] - line.x[k - 1] > far) open = false;
         const x = px(line.x[k]), y = py(line.y[k]);
         open ? pen.lineTo(x, y) : pen.moveTo(x, y);
         open = true;
       }
       pen.stroke(); pen.setLineDash([]);
-      const last = line.x.length - 1;
+      const last = newest(line);
       if (!log || line.y[last] > 0) { pen.beginPath(); pen.arc(px(line.x[last]), py(line.y[last]), 2.4, 0, 7); pen.fill(); }
     });
     canvas.setAttribute("aria-label", titleEl.title + ": " + legendEl.innerText);

@@ -109,6 +109,11 @@ class Charts:
                 ]
             )
 
+    def break_lines(self) -> None:
+        """Leave a gap where nothing is sampled."""
+        for chart in self._lines:
+            chart.break_lines()
+
     def snapshot(self) -> None:
         """Send all charts to a page that is reloaded, or opened a second time."""
         for chart in self.charts:
@@ -216,6 +221,7 @@ class TopRow:
             ends = accumulate(ms / 1e3 for ms in m.step_ms)
             charts.latency.push([(series, t, ms) for t, ms in zip(ends, m.step_ms, strict=True)])
             samples = _samples(opened.monitor.get(name, {}), m, begun)
+            charts.break_lines()
             charts.push_samples(samples, 0.0)
             begun = samples[-1].t + GAP_S if samples else begun
             untold += [] if samples else [named[name]]
@@ -287,7 +293,12 @@ class Device:
 
     def rest(self, resting: bool) -> None:
         """Leave the device alone, or go on."""
-        (self._sampler.pause if resting else self._sampler.resume)()
+        if resting:
+            self._sampler.pause()
+            return
+        self.look(all_of_it=True)  # what was sampled before
+        self._live.break_lines()
+        self._sampler.resume()
 
     def mark(self) -> int:
         """Now, as `recording` wants it."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+from typing import Any
 
+import numpy as np
 import pytest
 
+from eet_lab.figures.live import SCRIPT, StripChart
 from eet_lab.figures.memory_bar import bar, held_now
 from eet_lab.monitor import Sample
 from eet_lab.technique import Recipe
@@ -59,6 +63,49 @@ def test_a_metric_that_dies_in_mid_run_is_explained(bench: Workbench) -> None:
     bench.controller.device._sampler.source.missing = {"process_rss_bytes": "the driver <went> away"}
     turn(bench, 5)
     assert bench.controller.page.live.memory.note == "process RSS: the driver <went> away"
+
+
+def test_charts_leave_a_gap_where_nothing_is_sampled(bench: Workbench) -> None:
+    live, watching = bench.controller.page.live, bench.controller.watching
+    turn_until(bench, lambda: live.load.points)
+    watching.enter(Phase("measured", 0, watched=False))
+    watching.enter(Phase("watched", 0))
+    turn_until(bench, lambda: not math.isnan(live.load.points[-1][2]))
+    for chart, lines in ((live.memory, {0, 1}), (live.load, {0})):
+        assert {series for series, _, y in chart.points if math.isnan(y)} == lines
+        assert sum(math.isnan(y) for *_, y in chart.points) == len(lines), "one gap in each line"
+
+
+DRAWN = """async ([script, buffer, scale]) => {
+  const { default: chart } = await import(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
+  const el = document.body.appendChild(document.createElement("div")), calls = [];
+  const pen = CanvasRenderingContext2D.prototype, { moveTo, lineTo } = pen;
+  pen.moveTo = function (x, y) { if (this.lineWidth > 1) calls.push("move"); moveTo.call(this, x, y); };
+  pen.lineTo = function (x, y) { if (this.lineWidth > 1) calls.push("line"); lineTo.call(this, x, y); };
+  el.style.cssText = "width:400px;height:200px;display:flex;flex-direction:column";
+  const traits = { title: "", unit: "%", x_unit: "s", series: [{ name: "a", color: "red" }], window: 0, note: "",
+    scale, snapshot: new DataView(new Float32Array(buffer).buffer) };
+  const model = { get: (name) => traits[name], on() {}, off() {} }, end = chart.render({ model, el });
+  while (!el.dataset.draws) await new Promise(requestAnimationFrame);
+  Object.assign(pen, { moveTo, lineTo });
+  end(); el.remove();
+  return [calls.join(" "), el.querySelector("b").innerText];
+}"""
+"""What a chart with these points draws of its line, and the value in its legend."""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_a_gap_is_not_drawn_over(window: Any, scale: str) -> None:
+    chart = StripChart(series=[{"name": "a", "color": "red"}])
+    chart.push([(0, 0.0, 5.0), (0, 0.1, 6.0)])
+    chart.break_lines()
+    chart.break_lines()
+    before = window.evaluate(DRAWN, [SCRIPT, np.ravel(chart.points).tolist(), scale])
+    assert before == ["move line", "6 %"], "the newest value is told until there is another one"
+    chart.push([(0, 0.3, 7.0), (0, 0.4, 8.0)])
+    drawn = window.evaluate(DRAWN, [SCRIPT, np.ravel(chart.points).tolist(), scale])
+    assert drawn == ["move line move line", "8 %"]
 
 
 class FakeGpu:
