@@ -35,9 +35,10 @@ def chart_script() -> BaseScript:
 class StripChart(Shared):
     """Lines over time on one canvas. `push` new points; `snapshot_now` about once a second.
 
-    `series` are {"name", "color"}, `unit` stands beside values, `scale` is "linear" or "log" (the reader can switch),
-    `window` is how many units of x stay in view (0: all), `note` is a remark under the title, such as why a line ended.
-    Points of one series must come in order of x. Charts of one page are given one `base`.
+    `series` are {"name", "color"}, and may say what their newest value is ("value_of"). `unit` stands beside values,
+    `scale` is "linear" or "log" (the reader can switch), `window` is how many units of x stay in view (0: all), `note`
+    is a remark under the title, such as why a line ended. Points of one series must come in order of x. Charts of one
+    page are given one `base`.
     """
 
     title = T.Unicode().tag(sync=True)

@@ -71,9 +71,10 @@ function render({ model, el }) {
       const item = make("span"), dot = make("i"), value = make("b");
       const number = document.createTextNode(""), unit = make("span", shared ? "eet-strip-more" : "", " " + units[i]);
       dot.style.background = s.color;
-      item.title = s.name;
+      item.title = s.value_of ? `${s.name}: ${s.value_of}` : s.name;
       value.append(number, unit);
-      item.append(dot, ...(apart ? told(s.name) : [s.name]), " ", value);
+      const of = s.value_of ? [make("span", "eet-strip-more", s.value_of + " ")] : [];
+      item.append(dot, ...(apart ? told(s.name) : [s.name]), " ", ...of, value);
       legendEl.append(item);
       return (last) => { number.textContent = last === undefined ? "–" : brief(last); unit.hidden = last === undefined; };
     });

@@ -88,7 +88,9 @@ class Charts:
     def name(self, runs: Sequence[str]) -> None:
         """What the two runs are called whose steps are drawn."""
         colors = theme.BASELINE, theme.SELECTION
-        self.latency.series = [{"name": name, "color": color} for name, color in zip(runs, colors, strict=True)]
+        self.latency.series = [
+            {"name": name, "color": color, "value_of": "last step"} for name, color in zip(runs, colors, strict=True)
+        ]
 
     def explain(self, missing: dict[str, str]) -> None:
         """Say why a line has stopped, or was never there."""

@@ -83,15 +83,16 @@ DRAWN = """async ([script, buffer, scale]) => {
   pen.moveTo = function (x, y) { if (this.lineWidth > 1) calls.push("move"); moveTo.call(this, x, y); };
   pen.lineTo = function (x, y) { if (this.lineWidth > 1) calls.push("line"); lineTo.call(this, x, y); };
   el.style.cssText = "width:400px;height:200px;display:flex;flex-direction:column";
-  const traits = { title: "", unit: "%", x_unit: "s", series: [{ name: "a", color: "red" }], window: 0, note: "",
-    scale, snapshot: new DataView(new Float32Array(buffer).buffer) };
+  const traits = { title: "", unit: "%", x_unit: "s", window: 0, note: "", scale,
+    series: [{ name: "a", color: "red", value_of: "last step" }],
+    snapshot: new DataView(new Float32Array(buffer).buffer) };
   const model = { get: (name) => traits[name], on() {}, off() {} }, end = chart.render({ model, el });
   while (!el.dataset.draws) await new Promise(requestAnimationFrame);
   Object.assign(pen, { moveTo, lineTo });
   end(); el.remove();
-  return [calls.join(" "), el.querySelector("b").innerText];
+  return [calls.join(" "), el.querySelector(".eet-strip-legend").textContent];
 }"""
-"""What a chart with these points draws of its line, and the value in its legend."""
+"""What a chart with these points draws of its line, and its legend."""
 
 
 @pytest.mark.browser
@@ -102,10 +103,15 @@ def test_a_gap_is_not_drawn_over(window: Any, scale: str) -> None:
     chart.break_lines()
     chart.break_lines()
     before = window.evaluate(DRAWN, [SCRIPT, np.ravel(chart.points).tolist(), scale])
-    assert before == ["move line", "6 %"], "the newest value is told until there is another one"
+    assert before == ["move line", "a last step 6 %"], "the newest value is told until there is another one"
     chart.push([(0, 0.3, 7.0), (0, 0.4, 8.0)])
     drawn = window.evaluate(DRAWN, [SCRIPT, np.ravel(chart.points).tolist(), scale])
-    assert drawn == ["move line move line", "8 %"]
+    assert drawn == ["move line move line", "a last step 8 %"]
+
+
+def test_the_latency_chart_says_that_its_value_is_the_last_steps(bench: Workbench) -> None:
+    for charts in (bench.controller.page.live, bench.controller.page.kept):
+        assert {each["value_of"] for each in charts.latency.series} == {"last step"}
 
 
 class FakeGpu:
