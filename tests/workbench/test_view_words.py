@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from playwright.sync_api import expect
 
 from eet_lab.bench import load_result
 from eet_lab.workbench.history import SHIPPED
@@ -31,3 +32,41 @@ def test_the_check_of_an_output_is_explained_in_whole(opened: Open, size: dict[s
     page = opened(states, **size)
     assert page.locator(".eet-sheet-words").inner_text().endswith("by a stated bound.")
     assert page.evaluate(CUT, ".eet-sheet-words") == []
+
+
+@pytest.mark.parametrize("width", [657, 772, 848, 884])  # 884 and 772: a window of 900 px, and JupyterLab's of 1,000
+def test_a_technique_says_why_it_is_off_and_how_exact_it_is(opened: Open, width: int) -> None:
+    states = page_states.laddered()
+    rows = states["techniques"]["list"]
+    rows[-1] |= {"effect": None, "blocked": "CUDA kernels need an NVIDIA GPU", "blocked_short": "needs an NVIDIA GPU"}
+    rows[0]["effect"] |= {"text": "cannot tell apart", "kind": "dim"}
+    page = opened(states, width=width, height=656)
+    assert page.get_by_text("needs an NVIDIA GPU", exact=True).is_visible()
+    assert page.locator(".eet-numerics:visible").count() == len(rows)
+    shown = ".eet-numerics, .eet-effect-text, .eet-effect-words"
+    assert page.evaluate(CUT, f"{shown}, .eet-tech-title") == []
+    assert page.evaluate(TOUCHING, shown) == []
+
+
+def test_a_closed_card_promises_no_knobs_that_are_in_view(opened: Open) -> None:
+    page = opened(page_states.compared(), width=2526, height=1400)
+    more = page.locator(".eet-card-more")
+    assert page.locator(".eet-tech-card select").last.is_visible()
+    expect(more.locator("span")).to_be_hidden()
+    assert more.inner_text() == "more ▾"
+    page.set_viewport_size({"width": 1406, "height": 786})
+    expect(more.locator("span")).to_be_visible()
+    assert more.inner_text() == "knobs and more ▾"
+
+
+TOUCHING = """(shown) => [...document.querySelectorAll(".eet-tech")].flatMap((row) => {
+  const place = (each) => {
+    const range = document.createRange();
+    range.selectNodeContents(each);
+    return range.getBoundingClientRect();
+  };
+  const words = [...row.querySelectorAll(`.eet-tech-title, ${shown}`)].filter((each) => each.textContent).map(place);
+  const touches = (each, last) => each.top < last.bottom - 5 && each.left - last.right < 4;
+  return words.slice(1).filter((each, i) => touches(each, words[i])).map(() => row.textContent);
+})"""
+"""Techniques of whose words two have no room between them."""

@@ -13,17 +13,25 @@ export default view((s, ui) => [
       onclick: () => open(!ui.local.open, ui) }, `${s.card.knobs.length ? "Knobs of" : "About"} ${s.card.title}`)),
   list(s, ui),
   s.card && h("div", { class: "eet-card-place", key: "card" }, card(s, ui)),
-], closing);
+], onBench);
 
 function open(on, ui) {
   ui.local.open = on;
   ui.redraw();
 }
 
+function onBench(bench, ui) {
+  closing(ui);
+  const look = () => lookAtCard(ui.el), drawn = new MutationObserver(look), sized = new ResizeObserver(look);
+  drawn.observe(ui.el, { childList: true, subtree: true, attributeFilter: ["class"] });
+  sized.observe(ui.el);
+  return () => { drawn.disconnect(); sized.disconnect(); };
+}
+
 // The card opens where the keyboard comes to it, since a control may stand where the closed one shows nothing; for the
 // mouse a click opens it, or what is pressed would move away below it.
 // The open card goes when the focus goes elsewhere, as a menu does, and when a key is pressed that starts something.
-function closing(bench, ui) {
+function closing(ui) {
   ui.el.addEventListener("focusout", ({ relatedTarget }) => ui.local.open && !ui.el.contains(relatedTarget) && open(false, ui));
   ui.el.addEventListener("focusin", ({ target }) => !ui.local.open && target.matches(".eet-tech-card:focus-visible, .eet-tech-card :focus-visible") && open(true, ui));
   ui.el.addEventListener("keydown", (event) => {
@@ -101,7 +109,16 @@ function card(s, ui) {
     (c.paragraphs.length > 0 || c.source) && h("details", { key: "how", ontoggle: bringUp }, h("summary", null, "How it works"),
       c.paragraphs.map((p) => h("p", null, p.map((part) => (part.code ? h("code", null, part.text) : part.text)))),
       c.source && h("pre", { class: "eet-source", key: "source" }, c.source)),
-    h("span", { class: "eet-card-more", key: "more", "aria-hidden": "true" }, `${c.knobs.length ? "knobs and " : ""}more ▾`));
+    h("span", { class: "eet-card-more", key: "more", "aria-hidden": "true" },
+      c.knobs.length > 0 && h("span", { class: "eet-card-knobs" }, "knobs and "), "more ▾"));
+}
+
+// What of a closed card is out of sight, so that it promises no knobs that are in view.
+function lookAtCard(el) {
+  const card = el.querySelector(".eet-tech-card:not(.eet-open)"), edge = card?.getBoundingClientRect();
+  if (!edge?.width) return;
+  const hidden = [...card.children].filter((part) => !part.classList.contains("eet-card-more") && part.getBoundingClientRect().right > edge.right + 1);
+  card.dataset.hides = !hidden.length ? "nothing" : hidden.some((part) => part.classList.contains("eet-knob-row")) ? "knobs" : "rest";
 }
 
 // What a fold opens stands below the card's edge: the fold goes to its top, once the card is open too.
