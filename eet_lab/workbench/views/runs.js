@@ -7,7 +7,7 @@ const LONGEST = { name: 80, note: 400 }; // as history.py keeps them
 const FORMATS = [["json", "JSON"], ["csv", "CSV"], ["html", "page"]];
 const HEAD = ["", "Name", "Recipe", "First token", "Per token", "MiB", "Same output?", ""];
 
-const RELOADED = "After a reload of a notebook that was not saved, run the cell again: the runs come back.";
+const RELOADED = "If the page does not come back after a reload, run its cell again: the runs come back.";
 
 const list = view((s, ui) => [
   h("div", { class: "eet-head", key: "head" },
