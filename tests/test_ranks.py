@@ -23,7 +23,7 @@ from eet_lab.models.decoder import mapped
 from eet_lab.parts import Parts
 from eet_lab.parts.steps import Bucketed, CapturedSteps, Eager
 from eet_lab.technique import Recipe
-from eet_lab.training import Rows, Trainer, TrainSettings, launch, ranks
+from eet_lab.training import Example, Rows, Trainer, TrainSettings, launch, ranks
 from eet_lab.training import train as run
 
 SETTINGS = TrainSettings(lr=1e-2, eps=1e-5, dropout=0.1, max_grad_norm=0.5, batch_tokens=25, seed=2)
@@ -209,7 +209,27 @@ def given_apart(network, examples) -> None:
             run(trainer, **{"rows": rows[0], "max_steps": 3, "batch_rows": 2} | changes)
     with pytest.raises(TrainingError, match="Ranks differ in their trainers: seed is 0 on rank 0 and 1 on rank 1"):
         Trainer(network, seed=int(is_second))
+    with pytest.raises(TrainingError, match="their trainers: lr is 0.001 on rank 0 and 0.002 on rank 1"):
+        Trainer(network, lr=1e-3 * (1 + is_second))
     assert run(trainer, rows[0], max_steps=3, batch_rows=2).losses and trainer.num_steps == 3
+
+
+def one_has_less_memory_or_is_stopped(network) -> None:
+    """What ends a scan, or is refused after it, on one rank alone: the other does not wait for ever."""
+    is_second, texts = dist.get_rank() == 1, [Example([5] * 6), Example([5] * 9)]
+    trainer, stop = Trainer(network, settings=SETTINGS), Event()
+    trainer.reserve([texts])
+    with pytest.raises(TrainingError, match="has 9 tokens, but Trainer.reserve has taken memory for at most 6"):
+        trainer.step(texts[::-1])
+    assert trainer.step(texts).number == 0
+    if is_second:
+        stop.set()
+    asked = {"max_steps": 3, "batch_rows": 2, "reserve": True, "cancel": stop}
+    assert run(trainer, Rows([*range(5, 80)], 9), **asked).was_stopped and trainer.num_steps == 1
+
+
+def test_what_one_rank_cannot_is_told_to_the_other():
+    launch(one_has_less_memory_or_is_stopped, 2, families.ours("gpt2").network)
 
 
 def test_ranks_that_are_given_different_things_are_told_before_weights_change():

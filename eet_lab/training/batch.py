@@ -85,10 +85,12 @@ class Checked(NamedTuple):
         return sum(map(len, self.labels))
 
     def mark(self) -> BatchMark:
-        """What ranks compare, to see whether all were given this one: made of labels, and of how long texts are."""
-        sizes = np.asarray([(len(text.ids), len(text.source)) for text in self.texts], np.int64)
-        labels = np.concatenate([np.asarray(own, np.int64) for own in self.labels])
-        return BatchMark(len(self.texts), crc32(labels.tobytes(), crc32(sizes.tobytes())))
+        """What ranks compare, to see whether all were given this one: made of tokens and labels, and not of pixels."""
+        found = 0
+        for text, labels in zip(self.texts, self.labels, strict=True):
+            for row in (text.ids, text.source, labels):
+                found = crc32(np.asarray(row, np.int64).tobytes(), crc32(len(row).to_bytes(8, "little"), found))
+        return BatchMark(len(self.texts), found)
 
     def passes(self, layout: LaysOutTexts, batch_tokens: int) -> Iterator[TrainPass]:
         """The passes over this rank's share that have labels to learn from; places without one are `IGNORED`."""

@@ -7,7 +7,7 @@ there are, before any work.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -46,8 +46,12 @@ class Alone:
         """The numbers of the examples that this rank reads."""
         return range(num_examples)
 
-    def agree(self, what: str, device: torch.device, **given: object) -> None:
+    def agree(self, what: str, device: torch.device, given: Mapping[str, object]) -> None:
         """Errors: TrainingError on all ranks, where `what` was given other values on one, such as another number."""
+
+    def all_or_none(self, work: Callable[[], object]) -> None:
+        """Work of each rank. Errors: its own, and TrainingError or Cancelled on the others."""
+        work()
 
     def together(
         self,
@@ -119,16 +123,26 @@ class Group(Alone):
     def share(self, num_examples: int) -> range:
         return range(self.rank, num_examples, self.num_ranks)
 
-    def agree(self, what: str, device: torch.device, **given: object) -> None:
+    def all_or_none(self, work: Callable[[], object]) -> None:
+        def done() -> list[Tensor]:
+            work()
+            return [torch.zeros((), device=self.device)]
+
+        self.together(done, 0, lambda: BatchMark(0, 0))
+        self.check()
+
+    def agree(self, what: str, device: torch.device, given: Mapping[str, object]) -> None:
         each = list[Any]([None] * self.num_ranks)
         with present(device):  # objects of a group of GPUs are sent from the present one
             dist.all_gather_object(each, given)
-        for name, value in each[0].items():
-            if other := next((rank for rank, own in enumerate(each) if own[name] != value), None):
-                raise TrainingError(
-                    f"Ranks differ in {what}: {name} is {told(value)} on rank 0 and {told(each[other][name])} on rank "
-                    f"{other}. Give all ranks the same; each reads its own share of the examples by itself."
-                )
+        for rank, own in enumerate(each):
+            for name in {**each[0], **own}:
+                first, other = (told(found[name]) if name in found else "not there" for found in (each[0], own))
+                if each[0].get(name) != own.get(name):
+                    raise TrainingError(
+                        f"Ranks differ in {what}: {name} is {first} on rank 0 and {other} on rank {rank}. Give all "
+                        "ranks the same."
+                    )
 
     def together(
         self,

@@ -94,11 +94,12 @@ def train(
                 raise TrainingError(f"{name} is {every}, but there is no {what}. Give it, or leave {name} out.")
     if isinstance(held_out, Iterator):  # it can be read once
         held_out = [*held_out]
-    trainer.ranks.agree(
-        "their training", trainer.model.device, num_steps=trainer.num_steps, max_steps=max_steps, batch_rows=batch_rows,
-        evaluate_every=evaluate_every, save_every=save_every, has_folder=folder is not None, reserve=reserve,
-        rows=_number(rows), held_out=_number(held_out), seed_of_rows=getattr(rows, "seed", None),
-    )  # fmt: skip
+    asked = {
+        "num_steps": trainer.num_steps, "max_steps": max_steps, "batch_rows": batch_rows, "reserve": reserve,
+        "evaluate_every": evaluate_every, "save_every": save_every, "has_folder": folder is not None,
+        "rows": _number(rows), "held_out": _number(held_out), "seed_of_rows": getattr(rows, "seed", None),
+    }  # fmt: skip
+    trainer.ranks.agree("their training", trainer.model.device, asked)
     if folder is not None:
         trainer.ranks.by_first(lambda: checkpoint.check(folder))
     steps, evaluations = list[Step](), list[Evaluation]()

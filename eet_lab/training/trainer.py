@@ -45,6 +45,7 @@ from eet_lab.training.reserved import PassSize, Scan, check_reserved
 from eet_lab.training.settings import TrainSettings
 from eet_lab.training.step import NotFinite, Step, Work, go_on, not_finite, until
 from eet_lab.training.tasks import Example, task_of, trained
+from eet_lab.words import counted
 
 REMEDY = f"Use a smaller batch_tokens, a smaller model, or bfloat16. {OTHERS}"
 
@@ -111,8 +112,9 @@ class Trainer:
         self._staging = Staging(network.device)
         own = proxy(self)  # a cycle would keep the weights until the collector comes by
         self._launch = self.parts.step_launch(lambda given: own._run(given), network.device)
-        shapes = {path: tuple(parameter.shape) for path, parameter in self.parameters.items()}
-        self.ranks.agree("their trainers", network.device, seed=self.settings.seed, shapes_of_weights=shapes)
+        weights = {path: f"{t.dtype} {[*t.shape]}" for path, t in self.parameters.items()}
+        kind = {"task": self.task.name, "optimizer": type(self.optimizer).__name__}
+        self.ranks.agree("their trainers", network.device, asdict(self.settings) | kind | weights)
         self.ranks.watch([*self.parameters.values()], self.optimizer.buffers, self._launch.is_captured)
 
     @exclusive
@@ -210,12 +212,9 @@ class Trainer:
         with self._memory("a training pass"):
             loss = float(self._backward(self._ready(examples), None)[1])
             self.ranks.check()
-        grads = ((path, parameter.grad) for path, parameter in self.parameters.items())
-        return loss, {
-            path: grad.to(torch.promote_types(grad.dtype, torch.float32)) / self.loss_scale.scale
-            for path, grad in grads
-            if grad is not None
-        }
+        grads = {path: parameter.grad for path, parameter in self.parameters.items() if parameter.grad is not None}
+        scale, wide = self.loss_scale.scale, partial(torch.promote_types, torch.float32)
+        return loss, {path: grad.to(wide(grad.dtype)) / scale for path, grad in grads.items()}
 
     @exclusive
     @torch.no_grad()
@@ -238,7 +237,7 @@ class Trainer:
             advice = (
                 "Begin again with a smaller lr if steps have made the weights too large, or look at these examples."
             )
-            made = f"After {self.num_steps:,} steps" if self.num_steps else "Before any step"
+            made = f"After {counted(self.num_steps, 'step')}" if self.num_steps else "Before any step"
             raise NotFinite(f"{made} these examples have a loss of {loss}. {advice}")
         return loss
 
@@ -246,24 +245,28 @@ class Trainer:
     def reserve(self, batches: Iterable[Sequence[Example]], cancel: Cancel | None = None) -> None:
         """Take all memory, and capture all launches, that steps over such batches will need: the largest pass first.
 
-        No weight changes. From then on a step whose pass has more tokens, more labels or a longer text than all of
-        these is refused before any work; another call adds to them. Without it, memory grows with the largest step so
-        far. Errors: those of `step`.
+        No weight changes. From then on a step whose pass has more tokens or a longer text than all of these is refused
+        before any work; another call adds to them. Without it, memory grows with the largest step so far. Errors: those
+        of `step`, on all ranks.
         """
         self._settle()
-        found = Scan()
-        for examples in iterable_batches(batches):
-            batch = self._checked(examples)
-            for number, each in enumerate(until(cancel, self._passes(batch))):
-                given = self._given(each, batch, self.settings, is_first=number == 0)
-                found.add(each.group, self._launch.kind(given), given)
-        no_numbers = torch.full((2,), torch.nan, dtype=torch.float64, device=self.model.device)
-        no_update = Totals(no_numbers[0].float()), self._update_inputs(no_numbers, 0.0)
-        with self._memory("a training pass"), library_noise(0, self.model.device):  # others' draws stay theirs
-            for piece in until(cancel, [*found.largest(), *no_update]):
-                for _ in range(1 + self._launch.is_captured):  # the first one is not captured
-                    self._launch(piece)
-        self._reserved = found.most.or_more(self._reserved) if found.most else self._reserved
+
+        def take() -> None:
+            found = Scan()
+            for examples in iterable_batches(batches):
+                batch = self._checked(examples)
+                for number, each in enumerate(until(cancel, self._passes(batch))):
+                    given = self._given(each, batch, self.settings, is_first=number == 0)
+                    found.add(each.group, self._launch.kind(given), given)
+            no_numbers = torch.full((2,), torch.nan, dtype=torch.float64, device=self.model.device)
+            no_update = Totals(no_numbers[0].float()), self._update_inputs(no_numbers, 0.0)
+            with self._memory("a training pass"), library_noise(0, self.model.device):  # others' draws stay theirs
+                for piece in until(cancel, [*found.largest(), *no_update]):
+                    for _ in range(1 + self._launch.is_captured):  # the first one is not captured
+                        self._launch(piece)
+            self._reserved = found.most.or_more(self._reserved) if found.most else self._reserved
+
+        self.ranks.all_or_none(take)
 
     @exclusive
     def save(self, folder: str | Path) -> Path:
@@ -325,19 +328,17 @@ class Trainer:
         with self._memory("a training pass"):
             batch = self._checked(examples)
             passes = [*self._passes(batch)]
-            check_reserved(passes, self._reserved)
             return Ready(batch, passes, [self._given(each, batch, self.settings, is_first=True) for each in passes[:1]])
 
     def _backward(self, ready: Ready, cancel: Cancel | None) -> tuple[list[Tensor], Tensor]:
-        """The shares of a batch's mean loss that its passes have, and this one; its scaled gradients lie with the
-        parameters.
-        """
+        """The shares of a batch's mean loss that its passes have, and this one; gradients lie with parameters."""
         batch, passes = ready.batch, ready.passes
         if not passes:
             self.optimizer.zero_grad()
 
         def work() -> list[Tensor]:
             go_on(cancel)  # also where this rank has no pass
+            check_reserved(passes, self._reserved)
             losses = []
             later = (self._given(each, batch, self.settings) for each in passes[1:])  # as the one before it runs
             for each, given in until(cancel, zip(passes, chain(ready.first, later), strict=True)):
