@@ -189,11 +189,12 @@ def fill_mask(
     Other keywords as of `encode`. A text without a masked place is a PromptError.
     """
     check_whole(PromptError, "top_k", top_k, 1, MOST)
-    chosen, run = _read(model, as_masked(model, texts), MLM, recipe, batching, progress, cancel)
+    masked = as_masked(model, texts, bool(batching.get("truncate")))
+    chosen, run = _read(model, masked, MLM, recipe, batching, progress, cancel)
     return Guesses(tuple(_guesses(model, logits, top_k) for logits in run.values), chosen, run)
 
 
-def as_masked(model: Model, texts: Texts) -> list[Text]:
+def as_masked(model: Model, texts: Texts, truncate: bool = False) -> list[Text]:
     """Texts that ask for their masked places. Errors: PromptError for one without; ModelError."""
     MLM.check(model.encoder.config)
     word = FAMILIES[model.config.family].MASK
@@ -202,7 +203,7 @@ def as_masked(model: Model, texts: Texts) -> list[Text]:
         raise ModelError(
             f"{model.name} has no tokenizer with the word {word}, which stands for a masked one; load it with its own."
         )
-    read: Any = as_texts(model, texts)
+    read: Any = as_texts(model, texts, truncate)
     marked = [text._replace(asked=[at for at, token in enumerate(text.ids) if token == mask]) for text in read]
     if bare := [number for number, text in enumerate(marked, 1) if not text.asked]:
         raise PromptError(f"Text {bare[0]} has no {word}; write it in place of the word that shall be guessed.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -54,8 +55,8 @@ def is_clone() -> bool:
 
 def install_command(extra: str) -> str:
     """What to type so that one of the package's extras is installed, under the versions that were tried."""
-    where = f"-e '{PACKAGE.parent}[{extra}]'" if is_clone() else f"'eet-lab[{extra}]'"
-    return f"{sys.executable} -m pip install -c {constraints_file()} {where}"
+    where = ["-e", f"{PACKAGE.parent}[{extra}]"] if is_clone() else [f"eet-lab[{extra}]"]
+    return shlex.join([sys.executable, "-m", "pip", "install", "-c", str(constraints_file()), *where])
 
 
 def cache_dir() -> Path:

@@ -48,7 +48,8 @@ def test_a_model_learns_a_file_is_saved_and_goes_on(tmp_path, data, capsys, monk
         (["vit-tiny", "--model", "demo"], "vit-tiny is trained from nothing, and --model demo is another"),
         (["vit-tiny", "--row-tokens", "8"], "--row-tokens is for a model of your own. Give that as --model"),
         (["vit-tiny", "--resume"], "--resume is for a model of your own"),
-        (["--model", "demo", "--resume"], "There is no checkpoint to --resume from"),
+        (["--model", "demo", "--resume"], "There is no checkpoint to --resume from without --checkpoint"),
+        (["--model", "demo", "--resume", "--checkpoint", "nowhere"], "--resume from in nowhere. Give the folder"),
         (["--model", "demo", "--task", "tokens"], "task is 'tokens', but it must be one of"),
         (["--model", "demo", "--steps", "0"], "max_steps is 0, but it must be a whole number from 1"),
         (["--model", "demo", "--lr", "-1"], "lr is -1.0, but it must be a number from 0"),
@@ -57,7 +58,7 @@ def test_a_model_learns_a_file_is_saved_and_goes_on(tmp_path, data, capsys, monk
     ],
 )
 def test_what_cannot_be_trained_is_told_before_any_step(words, says, capsys, monkeypatch):
-    monkeypatch.setattr("eet_lab.training.trainer.Trainer.step", lambda *_: pytest.fail("it trained"))
+    monkeypatch.setattr("eet_lab.training.trainer.Trainer._step", lambda *_: pytest.fail("it trained"))
     assert main(["train", *words, "--device", "cpu"]) == 2
     told = capsys.readouterr().err
     assert says in told and "will not be kept" not in told

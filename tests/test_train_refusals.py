@@ -288,6 +288,14 @@ def test_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
             other.resume(moved)
     assert other.num_steps == 0
 
+    def no_memory(*args, **how):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", no_memory)
+        with pytest.raises(TrainingError, match="memory is full .*Make room there, and resume"):
+            other.resume(moved)
+
     def full(state, where):
         where.write_bytes(whole[:100])
         raise OSError(28, "No space left on device")

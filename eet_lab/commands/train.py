@@ -37,7 +37,7 @@ Data: a text file, or JSON lines with a "text" each; for tasks that have labels,
 and "labels". A tenth of it is held out, at most 64 rows. Ctrl-C ends the training, and keeps what was learned.
 """
 OWN: Sequence[tuple[str, Callable[[str], object], str, str]] = (
-    ("data", str, "FILE", "what it learns from (default: what ships for its task)"),
+    ("data", str, "FILE", "training data (default: what ships for its task)"),
     ("task", str, "NAME", "language, masked, classes, token-classes or seq2seq (default: what its head is for)"),
     ("lr", float, "X", "learning rate (default: 3e-5)"),
     ("warmup-steps", int, "N", "steps in which the learning rate rises to that (default: 5)"),
@@ -79,9 +79,12 @@ def run(args: argparse.Namespace) -> int:
     work = _train_demo if args.model is None else _train_own
     if args.save:
         check_folder(args.save, "The model", ModelError)  # before there is anything to lose
-        if (args.save / "config.json").exists():
-            print(f"{args.save} holds a model already, which this one will overwrite.", file=sys.stderr)
     return work(args)
+
+
+def _tell_overwritten(args: argparse.Namespace) -> None:
+    if args.save and (args.save / "config.json").exists():
+        print(f"{args.save} holds a model already, which this one will overwrite.", file=sys.stderr)
 
 
 def _field(option: str) -> str:
@@ -101,6 +104,7 @@ def _train_demo(args: argparse.Namespace) -> int:
     dtype = checked_dtype(args.dtype or "float32", device)
     kind, config = kind_of(device), demo.config.in_training
     recipe = Recipe.parse(args.recipe, kind, config).check(kind, config)
+    _tell_overwritten(args)
     with followed(Clock()) as (line, stop):
         line(0, demo.steps, "reading what was held out")
         found = train_demo(demo, recipe.parts, device=device, dtype=dtype, progress=line, cancel=stop)
@@ -132,7 +136,8 @@ def _train_own(args: argparse.Namespace) -> int:
         given["warmup_steps"] = min(TrainAsked.warmup_steps, args.steps)
     asked = TrainAsked(**{name: value for name, value in given.items() if value is not None})
     if args.resume and not asked.has_checkpoint:
-        raise TrainingError("There is no checkpoint to --resume from. Give its folder as --checkpoint.")
+        where = f"in {visible(asked.folder)}. Give the folder of one as" if asked.folder else "without"
+        raise TrainingError(f"There is no checkpoint to --resume from {where} --checkpoint.")
     if asked.has_checkpoint and not args.resume:
         raise TrainingError(
             f"{visible(asked.folder)} holds a checkpoint, which this training would overwrite. Give --resume to go on "
@@ -143,6 +148,9 @@ def _train_own(args: argparse.Namespace) -> int:
     rows, held_out = asked.rows(model)
     if not args.save and asked.place is None:
         print("What is learned will not be kept: give --save.", file=sys.stderr)
+    elif asked.place is None:
+        print("An error in mid-run would lose what is learned; --checkpoint keeps it.", file=sys.stderr)
+    _tell_overwritten(args)
     with cpu_threads(model.device), present(model.network.device), followed(Clock()) as (line, stop):
         trainer = asked.trainer(model, args.resume)
         line(trainer.num_steps, asked.steps, "reading what was held out")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,8 @@ class Tokenizer:
                 return cls.of(_word_pieces(folder, files[0]))
             read = _byte_pairs(files, is_roberta=family in ("roberta", "bart"))
             return cls.of(read)._beginning_with(_added(folder, read))
+        except ModelError:
+            raise
         except Exception as error:  # the library raises bare Exceptions
             raise ModelError(f"The tokenizer in {folder} cannot be read: {error}. {AGAIN}") from error
 
@@ -255,7 +258,8 @@ def _tells_types(folder: Path) -> bool:
     names = told.get("model_input_names")
     if isinstance(names, list):
         return "token_type_ids" in names
-    return told.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend")
+    name = told.get("tokenizer_class")
+    return name != "TokenizersBackend" and (name != "PreTrainedTokenizerFast" or version("transformers") < "5")
 
 
 def _added(folder: Path, tokenizer: Any) -> list[int]:

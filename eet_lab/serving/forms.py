@@ -116,15 +116,22 @@ class EventStream(Response):
         self._first, self._steps, self._options = first, steps, options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_over = False
+
+        async def to_client(message: Message) -> None:
+            nonlocal is_over
+            is_over = is_over or DONE in message.get("body", b"")
+            await send(message)
+
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *self._more]})
             async with asyncio.timeout(self._generating.left_s):
-                await self._send_all(send)
+                await self._send_all(to_client)
         except TimeoutError:
             # A client that does not read is not told: an answer that is cut off closes its connection.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LAST_S):
-                    await self._send_error(send, took_too_long())
+            if not is_over:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_S):
+                        await self._send_error(send, took_too_long())
         finally:
             self._generating.close()
 
@@ -132,6 +139,7 @@ class EventStream(Response):
         async def event(text: str, last: bytes = b"") -> None:
             await send({"type": "http.response.body", "body": text.encode() + last, "more_body": True})
 
+        await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *self._more]})
         if self._form.is_chat:
             openings = (self._form.opening(choice.number) for choice in self._generating.choices)
             await event("".join(self._event(opening, 0) for opening in openings))

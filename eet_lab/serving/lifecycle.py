@@ -9,6 +9,7 @@ import socket
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from eet_lab.collector import freeze_heap
@@ -63,10 +64,11 @@ class Lifecycle(ABC):
         On the server's loop. Before the engine is there, it ends at once.
         """
         if self.is_up.is_set():
-            if not self._is_draining:
-                self._is_draining = True
-                self.told_drain()
+            is_first, self._is_draining = not self._is_draining, True
             self._drain_up()
+            if is_first:
+                with suppress(OSError):  # nobody may read what is told
+                    self.told_drain()
         elif self._task is not None:
             self._task.cancel()
 

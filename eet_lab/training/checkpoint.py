@@ -13,6 +13,7 @@ import torch
 
 from eet_lab.errors import TrainingError, first_line
 from eet_lab.files import check_folder, check_regular, folder_path
+from eet_lab.ops.oom import is_out_of_memory
 from eet_lab.parts.buffers import is_dense
 from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.words import counted, sized, some, visible
@@ -107,7 +108,11 @@ def read(folder: str | Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
         raise TrainingError(f"{folder} has no {NAME}; Trainer.save writes one.") from None
     except TrainingError:
         raise
-    except (OSError, MemoryError) as error:
+    except MemoryError as error:
+        raise TrainingError(
+            f"{path} cannot be read: this machine's memory is full ({first_line(error)}). Make room there, and resume."
+        ) from error
+    except OSError as error:
         raise TrainingError(f"{path} cannot be read ({first_line(error)}). {AGAIN}") from error
     except Exception as error:  # whatever is there in place of what was saved
         why = first_line(error) if isinstance(error, ValueError) else "it is not what Trainer.save writes"
@@ -128,7 +133,10 @@ def _loaded(path: Path) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # torch's own words tell of its reader's insides
+    except Exception as error:
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+            raise MemoryError(first_line(error)) from error
+        # Torch's own words tell of its reader's insides.
         size = sized(path.stat().st_size)
         raise ValueError(f"of its {size} no weights can be read: it was cut short, or is another file") from error
     if not isinstance(state, dict):
@@ -143,4 +151,4 @@ def _remedy(path: Path) -> str:
     previous = path.with_name(PREVIOUS)
     if previous.is_file():
         return f"The one before it is {previous.name}, in the same folder: rename that to {path.name}."
-    return "Resume from an older checkpoint; where there is none, remove it, and train from the beginning."
+    return "Resume from an older checkpoint; where there is none, begin anew in another folder."

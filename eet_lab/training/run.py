@@ -17,6 +17,9 @@ from eet_lab.training.tasks import Example
 from eet_lab.training.trainer import Trainer
 from eet_lab.words import told
 
+SCANNED = 100
+"""Progress is told each time that so many batches were read for the memory that they need."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -131,9 +134,15 @@ def train(
     def batches() -> Iterator[Sequence[Example]]:
         return (rows.batch(n, batch_rows) for n in range(trainer.num_steps, max_steps))
 
+    def scanned() -> Iterator[Sequence[Example]]:
+        for number, batch in enumerate(batches(), 1):
+            if progress is not None and number % SCANNED == 0:
+                progress(trainer.num_steps, max_steps, f"reserving memory: {number:,} batches read")
+            yield batch
+
     try:
         if reserve:
-            trainer.reserve(batches(), cancel)
+            trainer.reserve(scanned(), cancel)
         evaluate()
         for step in trainer.steps(batches(), cancel):
             steps.append(step)

@@ -99,7 +99,7 @@ def test_an_answer_may_be_as_long_as_there_is_room(client, served, expected, mon
 @pytest.mark.parametrize(
     ("messages", "param", "said"),
     [
-        ([], "messages", "at least 1 item"),
+        ([], "messages", "at least one entry"),
         ("hello", "messages", "'hello'"),
         (["hello"], "messages.0", "'hello'"),
         ([{"content": "a"}], "messages.0.role", "must be a text"),
