@@ -247,7 +247,7 @@ def test_a_recipe_is_judged_by_the_devices_kind(gpus, monkeypatch):
 
 
 def test_the_bar_names_each_gpu(gpus):
-    wish = SimpleNamespace(live=None, asking_path=False, failed=None)
+    wish = SimpleNamespace(live=None, asking_path=False, failed=None, failed_name="")
     shown = bar.header(State(device="cuda:1"), devices.choices(), wish, None, False)
     assert shown["devices"] == [
         {"value": "cuda:0", "label": "GPU 0"},
