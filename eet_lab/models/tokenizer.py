@@ -259,7 +259,7 @@ def _tells_types(folder: Path) -> bool:
     if isinstance(names, list):
         return "token_type_ids" in names
     name = told.get("tokenizer_class")
-    return name != "TokenizersBackend" and (name != "PreTrainedTokenizerFast" or version("transformers") < "5")
+    return name != "TokenizersBackend" and (name != "PreTrainedTokenizerFast" or version("transformers")[:2] == "4.")
 
 
 def _added(folder: Path, tokenizer: Any) -> list[int]:
