@@ -53,9 +53,10 @@ def is_clone() -> bool:
     return not (PACKAGE / "_notebooks").is_dir() and (PACKAGE.parent / "pyproject.toml").is_file()
 
 
-def install_command(extra: str) -> str:
-    """What to type so that one of the package's extras is installed, under the versions that were tried."""
-    where = ["-e", f"{PACKAGE.parent}[{extra}]"] if is_clone() else [f"eet-lab[{extra}]"]
+def install_command(extra: str = "") -> str:
+    """What to type so that the package is installed, with one of its extras, under the versions that were tried."""
+    extras = f"[{extra}]" if extra else ""
+    where = ["-e", f"{PACKAGE.parent}{extras}"] if is_clone() else [f"eet-lab{extras}"]
     return shlex.join([sys.executable, "-m", "pip", "install", "-c", str(constraints_file()), *where])
 
 

@@ -9,7 +9,7 @@ from importlib import metadata
 
 from eet_lab.doctor.check import Check
 from eet_lab.errors import EETError
-from eet_lab.paths import PACKAGE, constraints_file, is_clone
+from eet_lab.paths import PACKAGE, install_command, is_clone
 
 TRIED = ((3, 11), (3, 13))
 
@@ -25,8 +25,7 @@ def pip_install(*what: str) -> str:
 
 def install() -> str:
     """The command that installs EET Lab again, under the versions that were tried."""
-    where = f"-e {PACKAGE.parent}" if is_clone() else "--force-reinstall --no-deps eet-lab"
-    return f"{sys.executable} -m pip install -c {constraints_file()} {where}"
+    return install_command() if is_clone() else f"{install_command()} --force-reinstall --no-deps"
 
 
 def missing(error: ImportError | OSError) -> str:

@@ -114,21 +114,15 @@ class EventStream(Response):
         self._more = [(name.encode(), value.encode()) for name, value in headers.items()]
         self._form, self._head, self._generating = form, form.head(head), generating
         self._first, self._steps, self._options = first, steps, options
+        self._is_over = False  # its last event was given to the connection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_over = False
-
-        async def to_client(message: Message) -> None:
-            nonlocal is_over
-            is_over = is_over or DONE in message.get("body", b"")
-            await send(message)
-
         try:
             async with asyncio.timeout(self._generating.left_s):
-                await self._send_all(to_client)
+                await self._send_all(send)
         except TimeoutError:
             # A client that does not read is not told: an answer that is cut off closes its connection.
-            if not is_over:
+            if not self._is_over:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LAST_S):
                         await self._send_error(send, took_too_long())
@@ -147,6 +141,7 @@ class EventStream(Response):
             await event(self._of(self._first))
             async for step in self._steps:
                 await event(self._of(step))
+            self._is_over = True
             await event(self._usage(), DONE)
         except ApiError as error:
             await self._send_error(send, error)
@@ -154,6 +149,7 @@ class EventStream(Response):
             await send(END)
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
+        self._is_over = True
         event = f"data: {json.dumps(error.body())}\n\n".encode()
         await send({"type": "http.response.body", "body": event + DONE, "more_body": True})
         await send(END)
