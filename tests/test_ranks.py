@@ -236,6 +236,20 @@ def test_ranks_that_are_given_different_things_are_told_before_weights_change():
     launch(given_apart, 2, families.ours("gpt2").network, language())
 
 
+def group_ends(network, examples) -> None:
+    """As a script that torchrun starts ends its group; `launch` has one of its own to end."""
+    Trainer(network, settings=SETTINGS).step(examples)
+    dist.destroy_process_group()
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    assert names and not [name for name in names if "gloo_runloop" in name]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def test_a_group_that_is_destroyed_leaves_no_threads_of_its_works():
+    """One that frees a tensor while the interpreter ends would abort the process."""
+    launch(group_ends, 2, families.ours("gpt2").network, language())
+
+
 def from_a_notebook(examples, folder: Path) -> None:
     torch.set_num_threads(1)  # the pool of more is not there after a fork
     dist.init_process_group("gloo")

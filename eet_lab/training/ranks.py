@@ -15,6 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
+
+# Its functions keep the group that is there when they are imported (torch 2.13), as transformers does late: destroying
+# that group would leave its threads, of which one that frees a tensor aborts the interpreter as it ends.
+import torch.distributed.nn
 from torch import Tensor
 
 from eet_lab.devices import present
