@@ -163,8 +163,7 @@ class Generating:
             metrics.prompt_lengths.observe(choice.prompt_tokens)
             metrics.generation_lengths.observe(choice.text.num_tokens)
             metrics.whole_s.observe(whole_s)
-            if choice.answer.first_at is not None and choice.answer.last_at is not None:
-                metrics.decode_s.observe(choice.answer.last_at - choice.answer.first_at)
+            metrics.observe_phases(choice.answer)
 
     async def _watch_client(self, receive: Receive) -> None:
         await disconnected(receive)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Hashable
 from contextlib import ExitStack, closing
 from functools import partial
+from itertools import takewhile
 from math import inf
 
 from eet_lab.engine.engine import Engine
@@ -14,7 +15,7 @@ from eet_lab.errors import PromptError, RecipeError
 from eet_lab.models import Model
 from eet_lab.scheduling import Request
 from eet_lab.serving.errors import ApiError, failed, of_engine, took_too_long
-from eet_lab.serving.jobs import Job, Load, News
+from eet_lab.serving.jobs import Job, Load, News, Phases
 from eet_lab.serving.warm_up import warm_up_decoder
 from eet_lab.serving.worker import Worker
 from eet_lab.technique import Recipe
@@ -43,12 +44,16 @@ class Generator(Worker):
         """Told, where the worker tells what comes, of all news of a step at once."""
         self._jobs: dict[Request, Job] = {}
         self._requests: dict[Hashable, Request] = {}
+        self._queued: dict[Request, float] = {}
+        """When those came that have had no slot yet, oldest first."""
+        self._phases: dict[Request, tuple[float, float]] = {}
+        """When those that have told no token yet came, and when they got a slot."""
         self._look_at = inf
         """When jobs are looked at for the next time: no deadline is earlier."""
 
     def join(self, job: Job) -> None:
         """Queue it; from any thread."""
-        self.command(partial(self._join, job))
+        self.command(partial(self._join, job, time.perf_counter()))
 
     def leave(self, answer: Hashable) -> None:
         """End it before the next step, if it is there; from any thread."""
@@ -90,7 +95,7 @@ class Generator(Worker):
             on_error.pop_all()
         self.engine = engine
 
-    def _join(self, job: Job) -> None:
+    def _join(self, job: Job, came_at: float) -> None:
         if self.dead is not None:
             self._end(job.answer, self.dead)
             return
@@ -103,12 +108,15 @@ class Generator(Worker):
             self._fail(error, job.answer)
         else:
             self._jobs[request], self._requests[job.answer] = job, request
+            self._queued[request] = came_at
             self._look_at = min(self._look_at, job.deadline)
 
     def _leave(self, answer: Hashable) -> None:
         request = self._requests.pop(answer, None)
         if request is not None:
             del self._jobs[request]
+            self._queued.pop(request, None)
+            self._phases.pop(request, None)
             assert self.engine is not None
             self.engine.cancel(request)
 
@@ -119,21 +127,31 @@ class Generator(Worker):
     def _turn(self) -> None:
         assert self.engine is not None
         self._end_late()
-        new = dict[Request, list[int]]()
+        new, begun_at = dict[Request, list[int]](), time.perf_counter()
         for request, token, _ in self.engine.step():
             if request in new:
                 new[request].append(token)
             else:
                 new[request] = [token]
+        self._note_slots(begun_at)
         now, news, jobs = time.perf_counter(), list[News](), self._jobs
         for request, tokens in new.items():
             answer, reason = jobs[request].answer, request.finish_reason
             logprobs = request.logprobs and request.logprobs[-len(tokens) :]
-            news.append(News(answer, tokens, "abort" if reason == "cancelled" else reason, None, now, logprobs))
+            times = self._phases.pop(request, None)
+            phases = times and Phases(times[1] - times[0], now - times[1])
+            end = "abort" if reason == "cancelled" else reason
+            news.append(News(answer, tokens, end, None, now, logprobs, phases))
             if reason is not None:
                 del jobs[request], self._requests[answer]
         if news:
             self.tell(partial(self.receive, news))
+
+    def _note_slots(self, begun_at: float) -> None:
+        """Those that got a slot in a step got it at its beginning, the oldest first."""
+        served = list(takewhile(lambda request: request.status != "waiting", self._queued))
+        for request in served:
+            self._phases[request] = self._queued.pop(request), begun_at
 
     def _end_late(self) -> None:
         """Deadlines count from the gate, so a job may join behind another and be late before it.
@@ -151,7 +169,7 @@ class Generator(Worker):
     def _fail(self, error: Exception, *joining: Hashable) -> None:
         """`joining`: the answer of a request that the engine failed to take."""
         number, answers = self.failure(error), [*self._requests, *joining]
-        self._jobs, self._requests = {}, {}
+        self._jobs, self._requests, self._queued, self._phases = {}, {}, {}, {}
         for answer in answers:
             self._end(answer, failed(error, number))
         self.rebuild()

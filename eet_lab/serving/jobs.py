@@ -82,6 +82,13 @@ COMPLETE: tuple[Reason, ...] = ("stop", "length")
 """Those of an answer that has come to its own end."""
 
 
+class Phases(NamedTuple):
+    """Seconds of a request on its engine until its first token: it waits for a slot, then its prompt is read."""
+
+    queue_s: float
+    prefill_s: float
+
+
 class News(msgspec.Struct, array_like=True, gc=False):
     """New tokens of an answer, and its end where they are the last; `at` is `time.perf_counter()` on the engine.
 
@@ -94,6 +101,7 @@ class News(msgspec.Struct, array_like=True, gc=False):
     error: ApiError | None
     at: float
     logprobs: Sequence[TokenLogprobs] = ()  # of the tokens, if they were asked for
+    phases: Phases | None = None  # with the first ones
 
 
 class Answer:
@@ -109,6 +117,7 @@ class Answer:
         self.first_at: float | None = None
         self.last_at: float | None = None
         """When its first and its newest tokens came."""
+        self.phases: Phases | None = None
         self.reason: Reason | None = None
         self.error: ApiError | None = None
 
@@ -128,6 +137,7 @@ class Answer:
         self._new += news.tokens
         self._new_logprobs += news.logprobs
         self.reason, self.error = news.reason, news.error
+        self.phases = self.phases or news.phases
         if news.tokens:
             self.first_at, self.last_at = self.first_at or news.at, news.at
         if is_first or self.is_over:

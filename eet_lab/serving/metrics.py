@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from eet_lab.serving.jobs import Load
+from eet_lab.serving.jobs import Answer, Load
 from eet_lab.serving.response_cache import ResponseCache
 
 FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -55,10 +55,21 @@ class Metrics:
         self.finished = Counter[str]()
         self.refused = Counter[int]()
         self.first_token_s, self.between_s = Histogram(FIRST_TOKEN_S), Histogram(BETWEEN_S)
-        self.whole_s, self.decode_s = Histogram(WHOLE_S), Histogram(WHOLE_S)
+        self.whole_s, self._queue_s, self._prefill_s = Histogram(WHOLE_S), Histogram(WHOLE_S), Histogram(WHOLE_S)
+        self._decode_s, self._inference_s = Histogram(WHOLE_S), Histogram(WHOLE_S)
         self.prompt_lengths, self.generation_lengths = Histogram(TOKENS), Histogram(TOKENS)
         self._registry = CollectorRegistry()
         self._registry.register(self)
+
+    def observe_phases(self, answer: Answer) -> None:
+        """Count how long a complete answer's engine took for each of its phases; nothing for one without a token."""
+        phases, first_at, last_at = answer.phases, answer.first_at, answer.last_at
+        if phases is None or first_at is None or last_at is None:
+            return
+        self._queue_s.observe(phases.queue_s)
+        self._prefill_s.observe(phases.prefill_s)
+        self._decode_s.observe(last_at - first_at)
+        self._inference_s.observe(phases.prefill_s + last_at - first_at)
 
     def text(self) -> bytes:
         """What Prometheus reads."""
@@ -101,7 +112,10 @@ class Metrics:
             ("time_to_first_token_seconds", "From acceptance to the first token.", self.first_token_s),
             ("inter_token_latency_seconds", "From one token to the next of a request.", self.between_s),
             ("e2e_request_latency_seconds", "From acceptance to the last token.", self.whole_s),
-            ("request_decode_time_seconds", "From the first token to the last one.", self.decode_s),
+            ("request_queue_time_seconds", "From the engine's queue to a slot.", self._queue_s),
+            ("request_prefill_time_seconds", "From a slot to the first token.", self._prefill_s),
+            ("request_decode_time_seconds", "From the first token to the last one.", self._decode_s),
+            ("request_inference_time_seconds", "From a slot to the last token.", self._inference_s),
             ("request_prompt_tokens", "Tokens of a prompt.", self.prompt_lengths),
             ("request_generation_tokens", "Tokens that were generated for a request.", self.generation_lengths),
         ):

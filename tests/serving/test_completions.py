@@ -194,7 +194,10 @@ def test_metrics_have_vllms_names(client, served, prompt, n, sequences):
     for name in (
         "time_to_first_token_seconds",
         "e2e_request_latency_seconds",
+        "request_queue_time_seconds",
+        "request_prefill_time_seconds",
         "request_decode_time_seconds",
+        "request_inference_time_seconds",
         "request_prompt_tokens",
     ):
         assert grown[f"vllm:{name}_count{label}"] == sequences, name

@@ -309,7 +309,7 @@ def test_a_job_ends_at_its_deadline_whenever_it_joined(demo, lives, data):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "perf_counter", lambda: now[0])
         for number, (deadline, leaves_first) in enumerate(lives):
-            generator._join(Job([1], eet_lab.Settings(4), 0, number, float(deadline)))
+            generator._join(Job([1], eet_lab.Settings(4), 0, number, float(deadline)), now[0])
             if leaves_first:
                 generator._leave(data.draw(st.integers(0, number)))
         waiting = {job.answer: job.deadline for job in generator._jobs.values()}
@@ -321,7 +321,7 @@ def test_a_job_ends_at_its_deadline_whenever_it_joined(demo, lives, data):
             assert all(news.error.status == 504 for news in told)
             waiting = {answer: deadline for answer, deadline in waiting.items() if answer not in late}
             assert {job.answer for job in generator._jobs.values()} == set(waiting)
-    assert not generator._jobs and not generator._requests
+    assert not generator._jobs and not generator._requests and not generator._queued
 
 
 def test_a_server_stops_at_the_end_of_its_block(demo):

@@ -35,7 +35,7 @@ from eet_lab.serving.service import Service
 from eet_lab.serving.split_server import SplitServer
 from eet_lab.serving.wire import ENCODER, HELLO, JOB, TO_ENGINE, TO_FRONT, Channel, Hello, ToEngine, ToFront
 
-from .conftest import PAGED, PROMPT, Raw, eventually, free_pages
+from .conftest import PAGED, PROMPT, Raw, eventually, free_pages, numbers
 
 LONG = {"model": "demo", "prompt": PROMPT, "max_tokens": 900, "temperature": 0, "ignore_eos": True}
 TEXT = "/v1/completions"
@@ -244,7 +244,31 @@ def test_a_client_that_leaves_frees_its_pages(served, client, generator, slowed,
     eventually(lambda: free_pages(generator) < before)
     raw.close()
     eventually(lambda: free_pages(generator) == before)
-    assert not generator._jobs and client.completions.create(**SHORT).choices[0].text
+    assert not generator._jobs and not generator._queued and not generator._phases
+    assert client.completions.create(**SHORT).choices[0].text
+
+
+def test_metrics_tell_how_long_each_phase_took(served, client, slowed):
+    """Of five with 16 tokens, one waits for a slot: 16 steps of 10 ms, in which the others are decoded."""
+    before = numbers(served)
+    client.completions.create(**SHORT | {"n": 5, "max_tokens": 16, "extra_body": {"ignore_eos": True}})
+    after = eventually(lambda: (now := numbers(served)) != before and now)
+
+    def grown(name: str, kind: str, label: str = "") -> float:
+        key = f'vllm:{name}_seconds_{kind}{{{label}model_name="demo"}}'
+        return after[key] - before[key]
+
+    waited = [grown("request_queue_time", "bucket", f'le="{bound}",') for bound in ("0.1", "+Inf")]
+    assert waited == [4, 5]
+    queue, prefill, decode, inference, whole = (
+        grown(name, "sum")
+        for name in (
+            *(f"request_{phase}_time" for phase in ("queue", "prefill", "decode", "inference")),
+            "e2e_request_latency",
+        )
+    )
+    assert queue > 0.15 and prefill >= 5 * 0.01 and decode >= 5 * 15 * 0.01
+    assert inference == pytest.approx(prefill + decode) and queue + inference < whole
 
 
 def test_an_engine_that_fails_in_mid_step(served, client, generator, monkeypatch, slowed):
