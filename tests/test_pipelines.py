@@ -16,6 +16,7 @@ import eet_lab
 from eet_lab.errors import ModelError, PromptError, RecipeError
 from eet_lab.models import load
 from eet_lab.models.loading import DEMO
+from eet_lab.models.token_types import TYPED, TYPED_IN_4
 from eet_lab.models.tokenizer import Tokenizer
 
 PLAIN = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -148,19 +149,51 @@ def test_of_a_pair_that_is_too_long_the_longer_text_is_cut(both, words):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("told", "config"),
     [
-        ("BertTokenizer", {}),
-        ("TokenizersBackend", {}),
-        ("TokenizersBackend", {"model_input_names": ["input_ids", "token_type_ids"]}),
+        ({"tokenizer_class": "BertTokenizer"}, {}),
+        ({"tokenizer_class": "MobileBertTokenizerFast"}, {}),
+        ({"tokenizer_class": "DistilBertTokenizer"}, {}),
+        ({"tokenizer_class": "TokenizersBackend"}, {}),
+        ({"tokenizer_class": "TokenizersBackend", "model_input_names": ["input_ids", "token_type_ids"]}, {}),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, {}),
+        ({}, {"tokenizer_class": "DistilBertTokenizer"}),
+        ({}, {}),
     ],
 )
-def test_token_types_are_read_where_transformers_reads_them(words, tmp_path, name, told):
+def test_token_types_are_read_where_transformers_reads_them(words, tmp_path, told, config):
     (tmp_path / "tokenizer.json").write_text(words.backend_tokenizer.to_str())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name, **told}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **config}))
     expected = transformers.AutoTokenizer.from_pretrained(tmp_path)("w1 w2", "w3")
     found = Tokenizer.from_folder(tmp_path, "bert").read("w1 w2", "w3")
     assert found == (expected["input_ids"], expected.get("token_type_ids"))
+
+
+def test_the_classes_that_tell_token_types_are_those_of_transformers():
+    is_old = transformers.__version__.startswith("4.")
+    for name in (*TYPED, *TYPED_IN_4, "RobertaTokenizer", "DistilBertTokenizer", "MPNetTokenizer", "BartTokenizer"):
+        try:
+            names = getattr(transformers, name).model_input_names
+        except (AttributeError, ImportError):  # this version has no such class, or asks for SentencePiece
+            continue
+        assert ("token_type_ids" in names) == (name in TYPED or (is_old and name in TYPED_IN_4)), name
+
+
+@pytest.mark.parametrize("name", ["BertTokenizer", None])
+def test_a_tokenizer_of_another_class_tells_no_token_types_in_a_berts_folder(tmp_path, name):
+    """RoBERTa's own marks and byte pairs, which its class reads as they are."""
+    letters = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "b", "Ġ", "ab"]
+    (tmp_path / "vocab.json").write_text(json.dumps({letter: i for i, letter in enumerate(letters)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    transformers.RobertaTokenizerFast(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")).save_pretrained(
+        tmp_path / "saved"
+    )
+    config = {"model_type": "bert", **({"tokenizer_class": name} if name else {})}
+    (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")("ab a", "b")
+    found = Tokenizer.from_folder(tmp_path / "saved", "bert").read("ab a", "b")
+    assert found == (expected["input_ids"], None) and "token_type_ids" not in expected
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])

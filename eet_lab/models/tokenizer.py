@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from eet_lab.errors import ModelError, PromptError
 from eet_lab.models.checkpoint import AGAIN, check_file, read_json
+from eet_lab.models.token_types import tells_types
 from eet_lab.models.transcript import BROKEN
 from eet_lab.words import counted
 
@@ -83,9 +83,9 @@ class Tokenizer:
             check_file(path, MAX_BYTES)
         try:
             if files[0].name == "tokenizer.json":
-                return cls.of(Fast.from_file(str(files[0])), tells_types=_tells_types(folder))
+                return cls.of(Fast.from_file(str(files[0])), tells_types=tells_types(folder, family))
             if files[0].name == "vocab.txt":
-                return cls.of(_word_pieces(folder, files[0]))
+                return cls.of(_word_pieces(folder, files[0]), tells_types=tells_types(folder, family))
             read = _byte_pairs(files, is_roberta=family in ("roberta", "bart"))
             return cls.of(read)._beginning_with(_added(folder, read))
         except ModelError:
@@ -250,16 +250,6 @@ def check_characters(text: str) -> None:
 def _settings(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
     return read_json(path) if path.exists() else {}
-
-
-def _tells_types(folder: Path) -> bool:
-    """Whether transformers reads token types: its classes that are for any tokenizer do so if they are told to."""
-    told = _settings(folder)
-    names = told.get("model_input_names")
-    if isinstance(names, list):
-        return "token_type_ids" in names
-    name = told.get("tokenizer_class")
-    return name != "TokenizersBackend" and (name != "PreTrainedTokenizerFast" or version("transformers")[:2] == "4.")
 
 
 def _added(folder: Path, tokenizer: Any) -> list[int]:
