@@ -147,7 +147,8 @@ class TextsBody(Body):
 
     `truncate_prompt_tokens` is vLLM's: texts are cut to so many tokens, those among them that mark a text's beginning
     and end; -1: to the context. As there, a text keeps its first words. Of token ids the first and the last one stay,
-    where vLLM keeps the first alone (its older versions: the last).
+    where vLLM keeps the first alone (its older versions: the last). No pair of texts is taken, as in vLLM, where
+    /score reads those: ids that are one are cut at their end too, which is its second text's.
     """
 
     input: Any

@@ -101,6 +101,18 @@ def test_texts_are_cut_where_a_client_asks_for_it(client, bert, most, tokens):
     )
 
 
+def test_token_ids_of_a_pair_are_cut_at_their_end(client, post, bert):
+    """Where the first text ends cannot be seen in ids. As texts, pairs are refused, as in vLLM."""
+    ids, types = bert.tokenizer.read("w1 w2 w3 w4 w5", "w6 w7 w8")
+    kept = [*ids[:8], ids[-1]]
+    assert len(ids) == 11 and types[8] == 1, "the cut is in the second text"
+    told = client.embeddings.create(input=[ids], model="bert", extra_body={"truncate_prompt_tokens": 9})
+    expected = eet_lab.encode(bert, [kept]).vectors
+    torch.testing.assert_close(torch.tensor([told.data[0].embedding]), expected)
+    refused = post("/v1/embeddings", {"model": "bert", "input": [["w1 w2", "w3"]]})
+    assert refused.status_code == 400 and "it must be a text, a list of token ids" in refused.json()["error"]["message"]
+
+
 def test_classes_are_those_of_classify(post, bert):
     told, expected = post("/v1/classify", {"model": "bert", "input": TEXTS}).json(), eet_lab.classify(bert, TEXTS)
     assert [each["label"] for each in told["data"]] == list(expected.labels)
