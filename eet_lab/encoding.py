@@ -19,7 +19,7 @@ from eet_lab.engine.in_flight import Run
 from eet_lab.engine.tasks import CLASSES, CLS, HIDDEN, MEAN, MLM, TOKEN_CLASSES, TextTask
 from eet_lab.errors import ModelError, PromptError, check_known, did_you_mean
 from eet_lab.models import Model
-from eet_lab.models.config import VisionConfig
+from eet_lab.models.config import EncoderConfig, VisionConfig
 from eet_lab.models.families import FAMILIES
 from eet_lab.models.on_device import on_its_encoders_device
 from eet_lab.models.tokenizer import check_characters
@@ -141,9 +141,9 @@ def classify(
 ) -> Classes:
     """The classes of texts, by the head of a checkpoint for sequence classification; keywords as of `encode`."""
     chosen, run = _read(model, texts, CLASSES, recipe, batching, progress, cancel)
-    names = model.encoder.config.labels
-    logits = _stacked(run, len(names))
-    return Classes(names, logits, scores_of(model, logits), chosen, run)
+    config = model.encoder.config
+    logits = _stacked(run, len(config.labels))
+    return Classes(config.labels, logits, scores_of(config, logits), chosen, run)
 
 
 @on_its_encoders_device
@@ -163,12 +163,11 @@ def classify_tokens(
     return TokenClasses(model.encoder.config.labels, tuple(run.values), chosen, run)
 
 
-def scores_of(model: Model, logits: Tensor) -> Tensor:
+def scores_of(config: EncoderConfig, logits: Tensor) -> Tensor:
     """The scores of classes from their logits [N,L], as `Classes` has them."""
-    kind = (model.settings or {}).get("problem_type")
-    if kind == "regression":
+    if config.problem_type == "regression":
         return logits
-    if kind == "multi_label_classification" or logits.shape[-1] == 1:
+    if config.problem_type == "multi_label_classification" or logits.shape[-1] == 1:
         return logits.sigmoid()
     return logits.softmax(-1)
 

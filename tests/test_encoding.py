@@ -96,9 +96,11 @@ def test_classify_says_what_a_pipeline_says(with_words, tokenizer, name):
 
 
 @pytest.mark.parametrize(("kind", "make"), [("regression", lambda x: x), ("multi_label_classification", torch.sigmoid)])
-def test_scores_are_as_the_problem_has_them(with_words, kind, make):
-    model = with_words("bert-classes")
-    told = eet_lab.classify(replace(model, settings={**model.settings, "problem_type": kind}), TEXTS)
+def test_scores_are_as_the_problem_has_them(tokenizer, kind, make):
+    """By the config, which training reads too."""
+    peer = copy.deepcopy(theirs("bert-classes"))
+    peer.config.problem_type = kind
+    told = eet_lab.classify(replace(load(peer, device="cpu", tokenizer=tokenizer), settings=None), TEXTS)
     assert torch.equal(told.scores, make(told.logits)) and told.logits.shape == (4, 3)
 
 

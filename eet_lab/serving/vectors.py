@@ -97,7 +97,7 @@ async def classify(front: LocalFront, request: Request) -> Response:
     except EETError as error:
         raise of_engine(error, "model") from error
     found = await _once(front, request, body, CLASSES)
-    scores = scores_of(front.model, torch.from_numpy(found.values))
+    scores = scores_of(front.model.encoder.config, torch.from_numpy(found.values))
     labels = front.model.encoder.config.labels
     data = [
         {"index": index, "label": labels[int(row.argmax())], "probs": row.tolist(), "num_classes": len(labels)}
