@@ -11,6 +11,7 @@ from typing import Any
 
 from eet_lab import __version__
 from eet_lab.commands import COMMANDS, streams
+from eet_lab.commands.typed import as_typed
 from eet_lab.doctor import software
 from eet_lab.errors import Cancelled, EETError, SetupError, did_you_mean
 
@@ -35,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         word = words.add_parser(command.name, help=command.help, description=command.guide, formatter_class=_Guide)
         command.add_arguments(word)
-        word.set_defaults(run=command.run, command=word)
+        word.set_defaults(run=command.run, command=word, fields=command.fields)
     return parser
 
 
@@ -84,6 +85,9 @@ def _run(argv: Sequence[str] | None) -> int:
     except Cancelled:
         print("Stopped.")
         return 130
+    except EETError as error:
+        streams.tell(as_typed(str(error), args))
+        return 2
 
 
 class _Parser(argparse.ArgumentParser):

@@ -201,7 +201,7 @@ def test_the_command_trains_and_saves(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["generate", "forty two", "--model", str(tmp_path / "kept"), "--device", "cpu"]) == 0
     assert capsys.readouterr().out.startswith("forty two >> ")
     assert main(["train", "translater-tiny"]) == 2 and "Did you mean 'translator-tiny'" in capsys.readouterr().err
-    assert main(["train", "vit-tiny", "--steps", "0"]) == 2 and "eet-lab: steps is 0, but" in capsys.readouterr().err
+    assert main(["train", "vit-tiny", "--steps", "0"]) == 2 and "eet-lab: --steps is 0, but" in capsys.readouterr().err
     stop = threading.Event()
     monkeypatch.setattr("eet_lab.commands.terminal.stoppable", lambda: nullcontext(stop))
     monkeypatch.setattr("eet_lab.commands.terminal.ProgressLine.__call__", lambda _, done, *__: done and stop.set())

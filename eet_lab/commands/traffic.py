@@ -53,12 +53,22 @@ def traffic_of(
     `most` is where log-normal lengths are cut.
     """
     from eet_lab.scheduling.trace import read_trace
-    from eet_lab.scheduling.traffic import Gamma, make_traffic, read_lengths
+    from eet_lab.scheduling.traffic import Gamma, make_traffic
 
     if args.trace:
         return read_trace(args.trace)
-    read = read_lengths(lengths if args.lengths is None else args.lengths, most)
-    answers = read_lengths(new_tokens if args.new_tokens is None else args.new_tokens, most)
+    read = _lengths("--lengths", lengths if args.lengths is None else args.lengths, most)
+    answers = _lengths("--new-tokens", new_tokens if args.new_tokens is None else args.new_tokens, most)
     arrivals = Gamma(rate(read, answers) if args.rate is None else args.rate, 1.0 if args.cv is None else args.cv)
     num, seed = requests if args.requests is None else args.requests, 0 if args.seed is None else args.seed
     return make_traffic(num, arrivals, read, answers, seed)
+
+
+def _lengths(option: str, words: str, most: int) -> Lengths:
+    """What the words of an option mean; TrafficError names it."""
+    from eet_lab.scheduling.traffic import read_lengths
+
+    try:
+        return read_lengths(words, most)
+    except TrafficError as error:
+        raise TrafficError(f"{option}: {error}") from error

@@ -183,4 +183,6 @@ def _losses(held_out: Sequence[Evaluation]) -> str:
     return f"loss on what was held out {first} {after}"
 
 
-COMMAND = Command("train", "train a small model, or one of your own on a file", GUIDE, add_arguments, run)
+COMMAND = Command(
+    "train", "train a small model, or one of your own on a file", GUIDE, add_arguments, run, {"max_steps": "steps"}
+)

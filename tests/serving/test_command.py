@@ -113,13 +113,13 @@ def test_words_become_options(tmp_path, monkeypatch, capsys):
     ("words", "said"),
     [
         (["--recipe", "all"], "no requests that join"),
-        (["--port", "99999"], "port is 99999"),
-        (["--max-queued-requests", "0"], "max_queued_requests is 0"),
+        (["--port", "99999"], "--port is 99999"),
+        (["--max-queued-requests", "0"], "--max-queued-requests is 0"),
         (["--api-key-file", "/nowhere/key"], "/nowhere/key"),
         (["--model", "nothing"], "no model 'nothing'"),
         (["--target-ongoing-requests", "5", "--replicas", "2"], "such as --replicas 1-4"),
         (["--front", "thread", "--replicas", "2"], "Leave one out"),
-        (["--pool", "cls"], "pool is cls, which says how an encoder makes vectors, but demo generates. Leave pool out"),
+        (["--pool", "cls"], "demo generates. Leave --pool out"),
         (["--host", "no.such.host.invalid"], "Choose another host, such as 127.0.0.1"),
     ],
 )
