@@ -21,7 +21,7 @@ from eet_lab.ops.reference import linear
 from eet_lab.ops.types import Linear, autograd
 from eet_lab.parts import losses
 from eet_lab.scheduling.whole import MOST, check_number, check_whole
-from eet_lab.words import told
+from eet_lab.words import told, type_of
 
 IGNORED = losses.IGNORED
 NO_LABELS = (torch.bool, torch.complex64, torch.complex128)
@@ -181,7 +181,7 @@ def _called(value: object) -> str:
     """What was given, for an error; of a tensor, what matters is its shape."""
     if value is None:
         return "None"
-    return f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    return f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else type_of(value)
 
 
 def _check_numbers(name: str, given: object, shape: str, verb: str = "are") -> None:
@@ -202,7 +202,9 @@ def _check_alike(states: Tensor, *head: Tensor | None) -> None:
         if each is None or (each.dtype, each.device) == (states.dtype, states.device):
             continue
         # Autocast makes them alike where no gradient is taken.
-        is_cast = not torch.is_grad_enabled() and torch.is_autocast_enabled(states.device.type)
+        kind = states.device.type
+        can_cast = not torch.is_grad_enabled() and torch.amp.is_autocast_available(kind)  # meta cannot
+        is_cast = can_cast and torch.is_autocast_enabled(kind)
         if each.device != states.device or not is_cast:
             raise TrainingError(
                 f"The head is {each.dtype} on {each.device} and the states are {states.dtype} on {states.device}, but "
@@ -215,7 +217,7 @@ def _labels(
 ) -> tuple[Tensor, Tensor]:
     """Labels [N] with `IGNORED` for those that are, and how many are not: a mean needs one. Errors: TrainingError."""
     if not isinstance(target, Tensor):
-        raise TrainingError(f"The labels are a {type(target).__name__}, but must be a tensor: torch.tensor(labels).")
+        raise TrainingError(f"The labels are {_called(target)}, but must be a tensor: torch.tensor(labels).")
     if target.is_floating_point() or target.dtype in NO_LABELS or tuple(target.shape) != logits[:-1]:
         raise TrainingError(
             f"The labels are {list(target.shape)} of {target.dtype}, but logits {list(logits)} need whole numbers "
@@ -223,6 +225,10 @@ def _labels(
         )
     if target.device != device:
         raise TrainingError(f"The labels are on {target.device}, but must be on {device}: labels.to('{device}').")
+    if check and target.is_meta:
+        raise TrainingError(
+            "The labels are on meta, where they have no values that could be checked. Give check=False."
+        )
     labels = target.reshape(-1).long().contiguous()
     is_label = labels != ignore_index
     if check:

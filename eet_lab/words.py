@@ -143,7 +143,17 @@ def told(value: object) -> str:
     try:
         return shortened(value)
     except ValueError:
-        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else type_of(value)
+
+
+def type_of(value: object) -> str:
+    """The type of a value, in an error: `a list`, `an int`."""
+    return with_article(type(value).__name__)
+
+
+def with_article(name: str) -> str:
+    """A type's name as it is read: `a UserList`, `an ndarray`."""
+    return f"{'an' if name[0] in 'aeioAEIO' or name == 'ndarray' else 'a'} {name}"
 
 
 def too_many_digits(error: ValueError) -> str:

@@ -96,7 +96,7 @@ def test_settings_are_settings(tiny, work, settings, says):
         ("text", r"prompts is text, 'text'; an engine takes tokens: \[model.encode\(text\)\]"),
         ([b"ab"], "Prompt 1 is b'ab', but it must be a list of token ids"),
         (torch.tensor([[1, 2]]), r"prompts is a Tensor, .* list of lists of token ids, such as its tolist\(\)"),
-        (np.array([[1, 2], [3, 4]]), r"prompts is a ndarray, .* such as its tolist\(\)"),
+        (np.array([[1, 2], [3, 4]]), r"prompts is an ndarray, .* such as its tolist\(\)"),
         ([torch.tensor([1, 2])], r"Prompt 1 is a Tensor, .* list of token ids, such as its tolist\(\)"),
         ([[np.int64(3)]], r"Prompt 1 holds np.int64\(3\), but token ids are ints; an array's tolist\(\) gives them"),
         ([[1.0]], r"Prompt 1 holds 1\.0, but token ids are ints"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -205,8 +206,25 @@ def test_what_is_no_tensor_and_what_is_no_head():
             cross_entropy(none, labels)
     with pytest.raises(TrainingError, match=r"labels are on meta, but must be on cpu: labels.to\('cpu'\)"):
         cross_entropy(states, labels.to("meta"))
+    for none, called in ((None, "None"), (3, "an int"), (np.zeros(3), "an ndarray"), ([1], "a list")):
+        with pytest.raises(TrainingError, match=f"The labels are {called}, but must be a tensor"):
+            cross_entropy(states, none)
     with pytest.raises(TrainingError, match="complex64, but logits"):
         cross_entropy(states, labels.to(torch.complex64))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_on_meta_nothing_is_computed_and_errors_are_told_in_words(grad):
+    states, weight, labels = (torch.zeros(size, device="meta") for size in ((3, 4), (23, 4), (3,)))
+    labels = labels.long()
+    with torch.set_grad_enabled(grad):
+        assert linear_cross_entropy(states, weight, labels, check=False).is_meta
+        for loss in (lambda: linear_cross_entropy(states, weight, labels), lambda: cross_entropy(weight[:3], labels)):
+            with pytest.raises(TrainingError, match="labels are on meta, where they have no values.*check=False"):
+                loss()
+        for other in (weight.half(), torch.zeros(23, 4)):
+            with pytest.raises(TrainingError, match="both must be the same"):
+                linear_cross_entropy(states, other, labels, check=False)
 
 
 def test_autocast_makes_a_head_and_states_alike_where_no_gradient_is_taken():

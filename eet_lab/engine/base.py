@@ -22,6 +22,7 @@ from eet_lab.ops import native
 from eet_lab.parts import Parts
 from eet_lab.parts.trace import TracedPass
 from eet_lab.progress import Cancel, Progress, raise_if_cancelled
+from eet_lab.words import type_of, with_article
 
 Model = TypeVar("Model", Decoder, AnyEncoder)
 FOR_OTHERS = ("weights", "layers", "cross_kv", "train_ops", "loss", "optimizer", "step_launch")
@@ -121,11 +122,10 @@ def check_model(engine: str, model: object, kinds: tuple[type, ...], preset: str
     if isinstance(model, Seq2Seq) and kind is Decoder:
         given, instead = "a Seq2Seq", f"a decoder, or this one to Seq2SeqEngine: {instead}"
     elif hasattr(model, "network"):
-        given, instead = f"a {type(model).__name__}", f"model.{name}"
+        given, instead = type_of(model), f"model.{name}"
     elif isinstance(model, str) and kind is Decoder:
         instead = f"eet_lab.load({model!r}).{name}"
-    article = "an" if kind.__name__[0] in "AEIO" else "a"
-    raise ModelError(f"{engine} takes {article} {kind.__name__}, not {given:.60}: give it {instead}.")
+    raise ModelError(f"{engine} takes {with_article(kind.__name__)}, not {given:.60}: give it {instead}.")
 
 
 def check_parts(engine: str, parts: object, recipe: str) -> None:
@@ -134,7 +134,7 @@ def check_parts(engine: str, parts: object, recipe: str) -> None:
         return
     given, instead = told(parts), f"Recipe.parse({recipe!r}).parts"
     if isinstance(getattr(parts, "parts", None), Parts):
-        given, instead = f"a {type(parts).__name__}", "recipe.parts"
+        given, instead = type_of(parts), "recipe.parts"
     elif isinstance(parts, str):
         instead = f"Recipe.parse({parts!r}).parts"
     raise RecipeError(f"{engine} takes Parts, not {given:.60}: give it {instead}.")

@@ -13,7 +13,7 @@ import numpy as np
 from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.scheduling.request import to_fit
 from eet_lab.scheduling.whole import MOST, MOST_SEED, is_real, is_whole
-from eet_lab.words import counted, told
+from eet_lab.words import counted, told, type_of
 
 if TYPE_CHECKING:  # a server's front has settings, and no torch
     import torch
@@ -238,7 +238,7 @@ def _is_list(value: object) -> bool:
 
 
 def _named(value: object) -> str:
-    return f"a {type(value).__name__}" if hasattr(value, "tolist") else told(value)
+    return type_of(value) if hasattr(value, "tolist") else told(value)
 
 
 def _listed(value: object) -> str:

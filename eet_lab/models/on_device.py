@@ -14,6 +14,7 @@ from eet_lab.models.loading import Model
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.vision import AnyEncoder
 from eet_lab.threads import cpu_threads
+from eet_lab.words import type_of
 
 Work = TypeVar("Work", bound=Callable[..., Any])
 
@@ -60,8 +61,8 @@ def checked_model(model: Any) -> Model:
     if isinstance(model, (str, os.PathLike)):
         raise ModelError(f"model is {model!r}, {wanted}: eet_lab.load({model!r}).")
     if isinstance(model, Decoder | AnyEncoder | Seq2Seq):
-        kind = "an Encoder" if isinstance(model, AnyEncoder) else f"a {type(model).__name__}"
+        kind = "an Encoder" if isinstance(model, AnyEncoder) else type_of(model)
         raise ModelError(f"model is {kind}, but it must be the loaded model that it is part of.")
     if hasattr(model, "state_dict"):
-        raise ModelError(f"model is a {type(model).__name__}, {wanted}: eet_lab.load(model).")
+        raise ModelError(f"model is {type_of(model)}, {wanted}: eet_lab.load(model).")
     raise ModelError(f"model is {model!r:.60}, {wanted}, such as eet_lab.load('demo').")

@@ -15,7 +15,7 @@ from eet_lab.serving import cluster
 from eet_lab.serving.handle import HOST
 from eet_lab.serving.options import Options
 from eet_lab.texts import RecipeLike
-from eet_lab.words import counted, told
+from eet_lab.words import counted, told, type_of
 
 TARGET = 32
 """Requests inside a replica at which autoscaling wants another one."""
@@ -140,6 +140,6 @@ def _shape_of(model: object) -> Model:
     if isinstance(model, (str, os.PathLike)):
         return load(model, device="meta")
     raise SetupError(
-        f"model is a {type(model).__name__}, but replicas are processes of their own, which a model of this one "
+        f"model is {type_of(model)}, but replicas are processes of their own, which a model of this one "
         "cannot reach: give its name or its folder, and each loads it. `Model.save` writes a folder."
     )

@@ -19,6 +19,7 @@ from eet_lab.models.tokenizer import Tokenizer, Written
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.jobs import Card, Job, Load, News
 from eet_lab.serving.options import Options
+from eet_lab.words import type_of
 
 BUFFER_BYTES = 1 << 20
 LENGTH_BYTES = 8
@@ -145,7 +146,7 @@ def _written(value: Any) -> Any:
         return value.written()
     if isinstance(value, Path):
         return str(value)
-    raise NotImplementedError(f"no frame has a {type(value).__name__}")
+    raise NotImplementedError(f"no frame has {type_of(value)}")
 
 
 def _read(kind: type, value: Any) -> Any:

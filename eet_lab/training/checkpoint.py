@@ -16,7 +16,7 @@ from eet_lab.files import check_folder, check_regular, folder_path
 from eet_lab.ops.oom import is_out_of_memory
 from eet_lab.parts.buffers import is_dense
 from eet_lab.scheduling.whole import MOST, check_whole
-from eet_lab.words import counted, sized, some, visible
+from eet_lab.words import counted, sized, some, type_of, visible
 
 NAME, PREVIOUS = "trainer.pt", "trainer.previous.pt"
 FORMAT = 1
@@ -140,7 +140,7 @@ def _loaded(path: Path) -> dict[str, Any]:
         size = sized(path.stat().st_size)
         raise ValueError(f"of its {size} no weights can be read: it was cut short, or is another file") from error
     if not isinstance(state, dict):
-        raise ValueError(f"it holds a {type(state).__name__}, not what Trainer.save writes")
+        raise ValueError(f"it holds {type_of(state)}, not what Trainer.save writes")
     if lacks := [name for name in ("weights", "optimizer", "num_steps", "format") if name not in state]:
         raise ValueError(f"it lacks {', '.join(lacks)}")
     return state
