@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eet_lab.errors import Cancelled, CostError, PromptError, ScheduleError
-from eet_lab.scheduling import PageLedger, Schedule, SharedPageLedger
+from eet_lab.scheduling import PageLedger, Schedule, Scheduler, SharedPageLedger
+from eet_lab.scheduling.generating import Generating
 from eet_lab.scheduling.policies import (
     POLICIES,
     ContinuousBatching,
@@ -77,6 +78,34 @@ def test_a_decoder_s_group_runs_until_its_last_answer_is_complete():
     assert served.passes.decoded.tolist() == [0, 2, 1, 1, 1, 0]
     assert served.tpot_ms.tolist()[:2] == [1, 1] and np.isnan(served.tpot_ms[2])
     assert set(served.percentiles) == {"ttft_ms", "tpot_ms", "e2e_ms"}
+
+
+@pytest.mark.parametrize("ahead", [0, 4])
+@pytest.mark.parametrize("name", [name for name, kind in POLICIES.items() if "generate" in kind.stages])
+@given(requests=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=25))
+def test_steps_that_are_not_planned_are_those_of_the_scheduler(name, ahead, requests):
+    """To the bit, and of a long answer's steps only the first and the last are planned."""
+    cost = decoder_cost(lambda extra, rows, kv: 1 + 0.1 * extra + 0.3 * rows + 0.01 * kv)
+    if ahead:
+        cost = replace(cost, ahead=ahead, host=decoder_cost(lambda extra, rows, kv: 0.4 + 0.1 * rows).times)
+    policy, traffic = parse_policy(name, {"max_rows": 3, "budget": 6, "chunk": 4}), traffic_of(*sorted(requests))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Generating, "_look_ahead", lambda self: None)
+        planned = simulate_traffic(traffic, policy, cost)
+    served = simulate_traffic(traffic, policy, cost)
+    for name in ("start_ms", "first_ms", "last_ms"):
+        np.testing.assert_array_equal(getattr(served, name), getattr(planned, name))
+    for name, column in vars(planned.passes).items():
+        np.testing.assert_array_equal(getattr(served.passes, name), column)
+
+
+def test_a_long_answer_is_planned_at_its_ends(monkeypatch):
+    planned, next_rows = [], Scheduler.next
+    monkeypatch.setattr(Scheduler, "next", lambda self: planned.append(1) or next_rows(self))
+    for policy in (NoBatching(), ContinuousBatching()):
+        planned.clear()
+        served = simulate_traffic(traffic_of((0, 5, 60)), policy, STEP)
+        assert len(served.passes) == 60 and served.last_ms.tolist() == [60.0] and len(planned) == 2
 
 
 def test_with_continuous_batching_requests_join_and_leave():

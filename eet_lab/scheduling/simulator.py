@@ -6,23 +6,19 @@ A decoder's passes are planned by the `Scheduler` that plans those of an engine;
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
-from math import inf, isnan
-from typing import NamedTuple
+from math import inf
 
 import numpy as np
 
 from eet_lab.errors import CostError, ScheduleError
 from eet_lab.progress import Cancel, Progress
-from eet_lab.scheduling.cost import CostTable, DecoderCost, EncoderCost, PassSize
+from eet_lab.scheduling.cost import CostTable, DecoderCost, EncoderCost
+from eet_lab.scheduling.generating import Generating, Launched, times_of
 from eet_lab.scheduling.pages import Ledger, Slab
 from eet_lab.scheduling.policy import BasePolicy, Plan
-from eet_lab.scheduling.prefix_caching import SharedPageLedger
 from eet_lab.scheduling.queued import Queue, Queued
 from eet_lab.scheduling.record import Record
-from eet_lab.scheduling.request import Request
 from eet_lab.scheduling.run_ahead import RunAhead
 from eet_lab.scheduling.scheduler import Scheduler
 from eet_lab.scheduling.served import Served
@@ -32,11 +28,6 @@ from eet_lab.words import visible
 
 NOTHING: Plan[Queued] = Plan(())
 """What a policy plans for nobody."""
-KEPT_SIZES = 2**16
-"""Sizes of passes whose times are kept: many are as large as one before, and a table takes long to interpolate."""
-
-TimesOf = Callable[[PassSize], tuple[float, float]]
-"""Milliseconds of the host and of the device for a pass."""
 
 
 def simulate_traffic(
@@ -106,10 +97,10 @@ def _read_texts(queue: Queue, policy: BasePolicy, cost: EncoderCost, record: Rec
 
 def _generate_groups(queue: Queue, policy: BasePolicy, cost: DecoderCost, record: Record) -> None:
     """A decoder whose groups begin together, and run until their last answer is complete."""
-    times_of = _times_of(cost)
+    times = times_of(cost)
     for group in queue.groups(policy, cost):
         longest = max(each.length for each in group) + max(each.new_tokens for each in group)
-        generating = _Generating(Scheduler(policy.schedule, Slab(len(group), longest), MOST), times_of, record)
+        generating = Generating(Scheduler(policy.schedule, Slab(len(group), longest), MOST), times, record)
         generating.add(group)
         while not generating.scheduler.idle:
             queue.now_ms = generating.step(queue.now_ms)
@@ -122,7 +113,7 @@ def _join(queue: Queue, policy: BasePolicy, cost: DecoderCost, record: Record, l
     more are left to read than it may be ahead.
     """
     scheduler, run_ahead = Scheduler(policy.schedule, ledger, MOST), RunAhead(cost.ahead)
-    generating, ahead, read_ms = _Generating(scheduler, _times_of(cost), record), deque[_Launched](), 0.0
+    generating, ahead, read_ms = Generating(scheduler, times_of(cost), record), deque[Launched](), 0.0
     while True:
         queue.admit()
         plan = policy.next(queue.waiting, queue.now_ms, cost) if queue.waiting else NOTHING
@@ -146,73 +137,3 @@ def _join(queue: Queue, policy: BasePolicy, cost: DecoderCost, record: Record, l
             generating.read(done, queue.now_ms)
             run_ahead.read(done.end_ms - read_ms)
             read_ms = done.end_ms
-
-
-def _times_of(cost: DecoderCost) -> TimesOf:
-    """What the table says of a pass."""
-    return lru_cache(KEPT_SIZES)(lambda size: (cost.host_ms(size), cost.pass_ms(size)))
-
-
-class _Launched(NamedTuple):
-    """A pass: when the host was done with it, when it ends, and who gets a first or a last token from it."""
-
-    host_ms: float
-    end_ms: float
-    first: tuple[int, ...]
-    last: tuple[int, ...]
-
-
-class _Generating:
-    """Requests in a scheduler, by their numbers."""
-
-    def __init__(self, scheduler: Scheduler, times_of: TimesOf, record: Record) -> None:
-        self.scheduler, self._times_of, self._record = scheduler, times_of, record
-        self._number_of: dict[Request, int] = {}
-
-    def add(self, group: Sequence[Queued]) -> None:
-        is_shared = isinstance(self.scheduler.ledger, SharedPageLedger)
-        for number, length, new_tokens, _ in group:
-            # Requests have nothing in common, so none shall find another's tokens in the cache.
-            request = Request((number,) * length if is_shared else _prompt(length), new_tokens)
-            self.scheduler.add(request)
-            self._number_of[request] = number
-
-    def step(self, now_ms: float) -> float:
-        """One pass, after which the host reads what it has made; returns when it ends."""
-        launched = self.launched(now_ms, 0.0)
-        self.read(launched, launched.end_ms)
-        return launched.end_ms
-
-    def launched(self, now_ms: float, before_ms: float) -> _Launched:
-        """One pass that the host begins now, while the device computes others until `before_ms`."""
-        rows, record, number_of = self.scheduler.next(), self._record, self._number_of
-        size = PassSize.of(rows)
-        on_host, on_device = self._times_of(size)
-        host_ms, begin_ms = now_ms + on_host, max(now_ms, before_ms)
-        end_ms = max(begin_ms + on_device, host_ms)
-        first = []
-        for request, _, start, count, tells in rows:
-            # One that is read again, since it gave way, had a start before.
-            if start == request.cached and isnan(record.start[number_of[request]]):
-                record.start[number_of[request]] = begin_ms
-            if tells:
-                request.generated.append(0)
-                if start + count == len(request.prompt):
-                    first.append(number_of[request])
-        last = tuple(number_of.pop(request) for request in self.scheduler.advance(rows))
-        record.add(begin_ms, end_ms, len(rows), size.prompt_tokens, size.decoded, size.pads)
-        return _Launched(host_ms, end_ms, tuple(first), last)
-
-    def read(self, launched: _Launched, now_ms: float) -> None:
-        """What a pass has made is on the host now."""
-        for number in launched.first:
-            self._record.first[number] = now_ms
-        for number in launched.last:
-            self._record.last[number] = now_ms
-        self._record.done += len(launched.last)
-
-
-@cache
-def _prompt(length: int) -> tuple[int, ...]:
-    """A prompt of that length; requests of the same length share one."""
-    return (0,) * length
