@@ -139,12 +139,10 @@ class Controller:
         return self.serving.turn() or changed
 
     def _begin_later(self) -> None:
-        """What was asked for while the model was loading; it is told where no model came."""
-        if not self._later or self.busy or not self.choices.settled:
+        """What was asked for while the model was loading."""
+        if self.busy or not self.choices.settled:
             return
         waiting, self._later = self._later, []
-        if self.model is None:
-            raise EETError(f"There is no model for {waiting[0]}: choose one that can be loaded.")
         for name in waiting:
             self.put({"command": name})
 
@@ -333,13 +331,16 @@ class Controller:
             self.status.fail(answer.error)
 
     def _loaded(self, model: Model | None) -> None:
-        """The new model; None: it could not be loaded, and the one before stays."""
+        """The new model; None: it could not be loaded, and the one before stays, for which nothing was asked."""
         if model is not None:
             self.model = model
             self.choices.loaded(model)
             self.engine.feed.loaded_bytes = model.decoder.weight_bytes
-        elif self.choices.back():
-            self.pick_device(self.state.device)
+        else:
+            if self.choices.back():
+                self.pick_device(self.state.device)
+            if self.choices.settled:
+                self._later = []
         self.status.text = "ready" if self.model else "no model: pick one above"
 
     # What is shown

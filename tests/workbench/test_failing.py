@@ -13,7 +13,7 @@ from eet_lab.models.loading import Kind
 from eet_lab.workbench import Workbench
 from eet_lab.workbench.choices import LIVE, OTHER
 from eet_lab.workbench.views.bar import BADGES
-from workbench.driving import ask, do, enabled, errors, shown, status, turn_until
+from workbench.driving import ask, do, enabled, errors, shown, status, turn, turn_until
 
 
 def test_an_error_is_shown_with_its_remedy_and_the_session_goes_on(bench: Workbench) -> None:
@@ -54,6 +54,20 @@ def test_a_run_names_its_model_where_another_one_was_asked_for(bench: Workbench)
         told = shown(bench, "bar")
         assert bench.result is not None and told["model"] == LIVE
         assert told["facts"] and not told["ask_path"] and not told["load_again"]
+
+
+def test_a_run_of_a_model_that_cannot_be_loaded_is_no_run_of_another(bench: Workbench) -> None:
+    """Who types a name and clicks on Run sends both at once."""
+    for message in (ask.type_model("./mistyped"), ask.run()):
+        bench.controller.put(message)
+    turn_until(bench, lambda: bench.controller.idle)
+    assert "mistyped" in errors(bench) and shown(bench, "bar")["load_again"]
+    assert bench.result is None
+    for message in (ask.type_model("./mistyped"), ask.run()):
+        bench.controller.put(message)
+    turn(bench)
+    do(bench, ask.pick_model("demo"))
+    assert bench.result is not None and bench.model.kind == "demo", "what was chosen since is loaded, and run"
 
 
 def test_only_models_that_can_run_here_are_offered(bench: Workbench) -> None:
