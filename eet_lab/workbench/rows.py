@@ -214,9 +214,18 @@ class Sidecar:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.damaged = ""  # what is to be told of a file that could not be read, and where it is kept
+        self._damaged: tuple[Path, str] | None = None  # a file that could not be read, where it is now, and why
         self._unwritten: dict[str, Entry] = {}
         self._known: tuple[Any, Mapping[str, Entry]] = None, {}
+
+    @property
+    def damaged(self) -> str:
+        """What is to be told of a file that could not be read, as long as it is there; "" of none."""
+        if self._damaged is None or not lexists(self._damaged[0]):
+            return ""
+        path, why = self._damaged
+        where = "is damaged" if path.name == SIDECAR else f"was damaged, and is kept as {path.name}"
+        return f"Names, notes and pins are missing: {SIDECAR} {where} ({why})."
 
     def entries(self) -> Mapping[str, Entry]:
         """The entries as they are now; the file is decoded again only when it has changed."""
@@ -226,7 +235,7 @@ class Sidecar:
             return dict(self._unwritten)
         stamp = status.st_mtime_ns, status.st_size, status.st_ino
         if self._known[0] != stamp:
-            self._known = stamp, self._read() or {}
+            self._known = stamp, self._read()[0]
         return self._with_unwritten(self._known[1])
 
     def word(self, id: str, **words: Any) -> str:
@@ -266,10 +275,10 @@ class Sidecar:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with locked(self._folder / LOCK):
-                found, path = self._read(), self._folder / SIDECAR
-                if found is None:
-                    self._set_aside(path)
-                entries = self._with_unwritten(found or {})
+                (found, why), path = self._read(), self._folder / SIDECAR
+                if why:
+                    self._set_aside(path, why)
+                entries = self._with_unwritten(found)
                 yield entries
                 if path.is_symlink():
                     path.unlink()  # what it points to is somebody else's
@@ -288,26 +297,28 @@ class Sidecar:
             for id, own in self._unwritten.items()
         }
 
-    def _read(self) -> dict[str, Entry] | None:
-        """What the file holds; None, and why in `damaged`, of one that holds no entries. A link is not ours."""
+    def _read(self) -> tuple[dict[str, Entry], str]:
+        """What the file holds, and why it holds no entries where it is damaged; "" else. A link is not ours."""
         path = self._folder / SIDECAR
         if path.is_symlink() or not path.exists():
-            return {}
+            return {}, ""
         try:
             found = codec.parse(content_of(path, follow_links=False))
             if not isinstance(found, dict):
                 raise ValueError("it holds no entries")
         except (EETError, ValueError) as error:
-            self.damaged = f"Names, notes and pins are missing: {SIDECAR} is damaged ({first_line(error)})."
-            return None
-        return {id: Entry.of(data) for id, data in found.items()}
+            self._damaged = path, (why := first_line(error))
+            return {}, why
+        if self._damaged is not None and self._damaged[0] == path:
+            self._damaged = None  # it was mended
+        return {id: Entry.of(data) for id, data in found.items()}, ""
 
-    def _set_aside(self, path: Path) -> None:
+    def _set_aside(self, path: Path, why: str) -> None:
         """Keep what cannot be read under another name, for the user to mend; OSError where that cannot be."""
         numbers = (f".{n}" if n else "" for n in count())
         aside = next(each for n in numbers if not lexists(each := path.with_name(f"{path.name}.damaged{n}")))
         path.rename(aside)
-        self.damaged = self.damaged.replace(" is damaged (", f" was damaged, and is kept as {aside.name} (")
+        self._damaged = aside, why
 
 
 def _plain(entry: Entry) -> dict[str, Any]:

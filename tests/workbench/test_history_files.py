@@ -203,9 +203,15 @@ def test_a_damaged_list_of_names_is_kept_aside_and_told(comparison: Comparison, 
         assert (tmp_path / name).read_bytes() == whole[:-3], "nothing writes over it"
         assert f"{SIDECAR} was damaged, and is kept as {name} (" in told(again)
         assert told(History(tmp_path)) == "" and own(History(tmp_path))[0].number == 1
-    (tmp_path / f"{SIDECAR}.damaged").write_bytes(whole)
-    (tmp_path / f"{SIDECAR}.damaged").replace(tmp_path / SIDECAR)
-    assert own(History(tmp_path))[0].name == "mine", "mended, and put back"
+    (tmp_path / name).write_bytes(whole)
+    (tmp_path / name).replace(tmp_path / SIDECAR)
+    assert own(again)[0].name == "mine" and told(again) == "", "mended, and put back"
+    (tmp_path / SIDECAR).write_bytes(b"{")
+    again.look()
+    assert "is damaged" in told(again)
+    (tmp_path / SIDECAR).write_bytes(whole)
+    again.look()
+    assert told(again) == "", "mended where it is"
 
 
 def test_a_damaged_list_of_names_that_cannot_be_kept_aside_stays(
