@@ -132,7 +132,10 @@ class ActionController:
         action, self.action = self.action, ""  # first: whatever becomes of it, nobody waits for it
         self.page.set_busy(False)
         if answer.error is None and answer.value is not None:
-            self._show(action, self._asked, answer.value)
+            try:
+                self._show(action, self._asked, answer.value)
+            except Exception as error:  # noqa: BLE001  told where it was asked for, also on a page within another
+                self.page.tell_error(error)
         elif answer.error is None or isinstance(answer.error, Cancelled):
             self.page.tell("Stopped.")
         else:

@@ -206,6 +206,20 @@ def test_what_is_refused_is_not_called_done_and_has_no_charts(bench: Workbench, 
     assert "serving done in" in status(bench) and tab.page.live.box.layout.display == "grid"
 
 
+def test_what_cannot_be_drawn_is_told_on_the_page_that_asked_for_it(
+    bench: Workbench, tab: ServingController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*given: Any) -> Any:
+        raise ZeroDivisionError("nothing to draw")
+
+    press(bench, "measure")
+    monkeypatch.setattr(serving_view, "simulated_beside_measured", broken)
+    press(bench, "serve")
+    page = tab.page
+    assert "nothing to draw" in page.error.value and "requests served" not in page.status.value
+    assert "Served: 6 requests" in page.live.caption.value and "Being served" not in page.live.caption.value
+
+
 def test_another_model_is_not_served_over_this_ones_table(tiny: Any, bench: Workbench, tab: ServingController) -> None:
     press(bench, "measure")
     given: Any = (tab.page.asked(), TOY_DECODER, lambda look: None, bench.model, Recipe(), lambda *step: None)
