@@ -77,7 +77,7 @@ class ServingLive(StripCharts):
 BURSTS = {"like clockwork": 0.0, "at random (Poisson)": 1.0, "in bursts (cv 2)": 2.0, "in great bursts (cv 4)": 4.0}
 WIDER, WIDE, NARROW = {"width": "330px", "max_width": "100%"}, {"width": "230px"}, {"width": "110px"}
 GIVEN = "Simulated in warped time; no model runs. What a pass takes is read from a table, not measured here: "
-MEASURED_HERE = "What a pass takes was measured on this machine, with this model: "
+MEASURED_HERE = "What a pass takes was measured on this machine: "
 ON_A_CPU = " A CPU's times say nothing of a GPU's."
 FLOW = {"flex_flow": "row wrap", "display": "flex", "grid_gap": "4px 14px"}
 SIDE_BY_SIDE = "Simulated beside measured"
@@ -190,7 +190,7 @@ def results_table(runs: Mapping[str, Served]) -> str:
         return ""
     generates = any(run.traffic.new_tokens.max() > 1 for run in runs.values())
     first = ["TTFT p99 ms"] * generates
-    head = ["", "requests/s", "busy", "p50 ms", "p95 ms", "p99 ms", *first, ""]
+    head = ["", "requests/s", "busy", "end to end p50 ms", "p95 ms", "p99 ms", *first, ""]
     rows = []
     for name, run in runs.items():
         ends, firsts = run.percentiles["e2e_ms"], [brief(run.percentiles["ttft_ms"]["p99"])] * generates

@@ -97,7 +97,7 @@ class ServingController(ActionController):
         self.tick()  # looks at what has ended are of this run, whatever is pressed next
         super().take(answer)
         if action and answer.value is None and self.figures:
-            self.page.tell(f"{'Stopped. ' if _is_stop(answer) else ''}What is below is of earlier runs.")
+            self.page.tell(f"{'Stopped. ' if _is_stop(answer) else ''}Tables and figures are of earlier runs.")
         if isinstance(answer.value, Loads) and not answer.value.is_whole:
             self.page.tell("Stopped. The curves are what was simulated until then.")
         if action == "serve" and self.page.live.shown:

@@ -104,7 +104,7 @@ def test_the_bar_says_that_runs_cannot_be_kept(bench: Workbench, monkeypatch: py
     monkeypatch.setattr(rows, "write_whole", full)
     do(bench, ask.rename("x", "mine"))
     told = shown(bench, "bar")["banner"]
-    assert told["text"].startswith("Runs are kept in memory only: the reason") and "CPU mode" in told["text"]
+    assert told["text"].startswith(UNKEPT) and "CPU mode" in told["text"]
     assert told["kind"] == "warn" and "No space left" in shown(bench, "runs")["warning"]
     assert with_unkept(None, "why") == {"text": UNKEPT, "action": None, "kind": "warn"}, "on a GPU there is no other"
 

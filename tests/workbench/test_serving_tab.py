@@ -179,7 +179,7 @@ def test_nothing_of_an_earlier_run_stands_beside_a_later_one_without_its_words(
     tab.inbox.put("stop")
     turn_until(bench, lambda: bench.controller.idle)
     assert "Stopped: 6 requests" in page.live.caption.value and "0.05 requests/s" in page.live.caption.value
-    assert "Stopped. What is below is of earlier runs." in page.status.value
+    assert "Stopped. Tables and figures are of earlier runs." in page.status.value
     page.fields["rate"].value = 30.0
     press(bench, "simulate")
     assert page.live.box.layout.display == "none" and page.live.caption.value == ""

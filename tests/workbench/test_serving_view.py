@@ -129,7 +129,7 @@ def test_a_run_that_fails_leaves_no_film_of_another_and_says_what_is_below(view:
     click(view, "simulate")
     assert "draws at most 20,000" in page.error.value and "--policy NAME" in page.error.value
     assert page.buttons["stop"].disabled and not page.film.film
-    assert "What is below is of earlier runs." in page.status.value and "60 requests" in page._table.value
+    assert "Tables and figures are of earlier runs." in page.status.value and "60 requests" in page._table.value
 
 
 def test_a_file_of_lengths_is_read_once(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_a_new_view_closes_the_old_one_unless_it_is_asked_for_wrongly() -> None:
         second.press("simulat")
     second.press("simulate")
     assert list(second.wait()) == ["Packed, token budget", "Continuous batching"]
-    assert "TTFT p99 ms" in second.controller.page._table.value
+    assert all(f">{head}<" in second.controller.page._table.value for head in ("end to end p50 ms", "TTFT p99 ms"))
     second.close()
     second.close()
     assert eet_threads() == [] and not second.busy

@@ -196,7 +196,7 @@ def banner(device: str, devices: Sequence[str], recording: str, busy: bool) -> d
     }
 
 
-UNKEPT = "Runs are kept in memory only: the reason stands above the runs, below."
+UNKEPT = "Runs are kept in memory only: the line above their list says why."
 
 
 def with_unkept(banner: Mapping[str, Any] | None, problem: str) -> Mapping[str, Any] | None:
