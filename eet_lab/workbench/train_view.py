@@ -53,7 +53,7 @@ class TrainController(ActionController):
         finally:
             super().take(answer)
         if isinstance(answer.error, TrainingError) and action in ("train", "resume") and not self.busy:
-            self.page.tell(self._kept())
+            self.page.tell(_kept(self._asked))
 
     def _ask(self, action: str, asked: TrainAsked, cancel: threading.Event) -> None:
         asked.check(self.model)
@@ -84,7 +84,7 @@ class TrainController(ActionController):
         else:
             self.trained = value
             self.page.show_run(value.run, asked.steps, value.mfu)
-            self.page.tell(self._kept() or "Done.")
+            self.page.tell(_kept(asked) or "Done.")
 
     def _put_comparison(self, found: Compared, is_last: bool) -> None:
         self.compared = found
@@ -93,9 +93,10 @@ class TrainController(ActionController):
     def progress(self, done: int, total: int, what: str = "") -> None:
         super().progress(done, total, with_labels(what, self.model.device))
 
-    def _kept(self) -> str:
-        asked = self.page.asked()
-        return f"The last checkpoint is in {visible(asked.folder)}; Resume goes on from it." * asked.has_checkpoint
+
+def _kept(asked: TrainAsked) -> str:
+    """Where a run's checkpoint is, if there is one: in the folder that it began with, whatever was typed since."""
+    return f"The last checkpoint is in {visible(asked.folder)}; Resume goes on from it." * asked.has_checkpoint
 
 
 WARMUP_STEPS = 5

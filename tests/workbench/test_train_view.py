@@ -121,6 +121,16 @@ def test_stop_takes_effect_within_a_pass_and_keeps_the_checkpoint(view: TrainVie
     assert "Resume goes on from it" in page.status.value and not page.buttons["resume"].disabled
 
 
+def test_the_checkpoint_that_is_told_is_that_of_the_run(view: TrainView) -> None:
+    folder = view.controller.page.fields["folder"]
+    begun_with = folder.value
+    view.press("train")
+    view.controller.turn()
+    folder.value = "typed-since"
+    view.wait()
+    assert f"The last checkpoint is in {begun_with}" in view.controller.page.status.value
+
+
 def test_ticked_techniques_are_compared_with_none(
     view: TrainView, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
