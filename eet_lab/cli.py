@@ -11,7 +11,6 @@ from typing import Any
 
 from eet_lab import __version__
 from eet_lab.commands import COMMANDS, streams
-from eet_lab.commands.typed import as_typed
 from eet_lab.doctor import software
 from eet_lab.errors import Cancelled, EETError, SetupError, did_you_mean
 
@@ -36,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         word = words.add_parser(command.name, help=command.help, description=command.guide, formatter_class=_Guide)
         command.add_arguments(word)
-        word.set_defaults(run=command.run, command=word, fields=command.fields)
+        word.set_defaults(run=command.run, command=word)
     return parser
 
 
@@ -86,8 +85,16 @@ def _run(argv: Sequence[str] | None) -> int:
         print("Stopped.")
         return 130
     except EETError as error:
-        streams.tell(as_typed(str(error), args))
+        streams.tell(_as_typed(str(error), args.command))
         return 2
+
+
+def _as_typed(message: str, command: argparse.ArgumentParser) -> str:
+    """The message, which begins with the option where it begins with the field that takes its value: --top-k is -1."""
+    for action in command._actions:
+        if action.option_strings and message.startswith(f"{action.dest} is "):
+            return max(action.option_strings, key=len) + message[len(action.dest) :]
+    return message
 
 
 class _Parser(argparse.ArgumentParser):

@@ -53,10 +53,6 @@ def test_a_model_learns_a_file_is_saved_and_goes_on(tmp_path, data, capsys, monk
         (["--model", "demo", "--task", "tokens"], "--task is 'tokens', but it must be one of"),
         (["--model", "demo", "--steps", "0"], "--steps is 0, but it must be a whole number from 1"),
         (["--model", "demo", "--lr", "-1"], "--lr is -1.0, but it must be a number from 0"),
-        (
-            ["--model", "demo", "--warmup-steps", "41"],
-            "--warmup-steps is 41, but it must be a whole number from 0 to 40 (--steps)",
-        ),
         (["--model", "demo", "--data", "none.txt"], "none.txt cannot be read: No such file or directory"),
         (["--model", "demo", "--recipe", "memory_reuse"], "memory_reuse cannot run on this model: it is for inference"),
     ],

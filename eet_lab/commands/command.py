@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -22,5 +22,3 @@ class Command:
     guide: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
-    fields: Mapping[str, str] = field(default_factory=dict)
-    """Names by which errors know its options, and theirs, where these differ: {"max_steps": "steps"}."""

@@ -84,6 +84,4 @@ def run(args: argparse.Namespace) -> int:
     return 1 if loaded.counts["failed"] or loaded.counts["lost"] else 0
 
 
-COMMAND = Command(
-    "load", "put load on a server, and measure its answers", GUIDE, add_arguments, run, {"timeout_s": "timeout"}
-)
+COMMAND = Command("load", "put load on a server, and measure its answers", GUIDE, add_arguments, run)

@@ -132,8 +132,6 @@ def _train_own(args: argparse.Namespace) -> int:
 
     given = {_field(name): getattr(args, _field(name)) for name, *_ in OWN} | {"steps": args.steps}
     given |= {"folder": given.pop("checkpoint"), "techniques": tuple(args.recipe.split(","))}
-    if args.steps is not None and args.warmup_steps is None:
-        given["warmup_steps"] = min(TrainAsked.warmup_steps, args.steps)
     asked = TrainAsked(**{name: value for name, value in given.items() if value is not None})
     if args.resume and not asked.has_checkpoint:
         where = f"in {visible(asked.folder)}. Give the folder of one as" if asked.folder else "without"
@@ -183,6 +181,4 @@ def _losses(held_out: Sequence[Evaluation]) -> str:
     return f"loss on what was held out {first} {after}"
 
 
-COMMAND = Command(
-    "train", "train a small model, or one of your own on a file", GUIDE, add_arguments, run, {"max_steps": "steps"}
-)
+COMMAND = Command("train", "train a small model, or one of your own on a file", GUIDE, add_arguments, run)

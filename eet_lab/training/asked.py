@@ -26,6 +26,7 @@ HELD_OUT = 0.1
 MOST_HELD_OUT = 64
 """Rows of them that are read at most: they are read at most eleven times in a run."""
 MOST_BATCH_TOKENS = 1 << 24
+WARMUP_STEPS = 5
 PARTS = 10
 """How often in a run held-out rows are read, and a checkpoint is written, at most."""
 
@@ -33,7 +34,8 @@ PARTS = 10
 @dataclass(frozen=True)
 class TrainAsked:
     """A run of training. `data` is a file, and "" what ships or is drawn for the task; `task` is one of `TASKS`, and
-    None what the model's head is for; `folder` is that of the checkpoint, and "" none.
+    None what the model's head is for; `folder` is that of the checkpoint, and "" none; `warmup_steps` are five, or all
+    of fewer `steps`, where it is None.
     """
 
     data: str = ""
@@ -42,16 +44,21 @@ class TrainAsked:
     steps: int = 40
     batch_rows: int = 4
     row_tokens: int = 128
-    warmup_steps: int = 5
+    warmup_steps: int | None = None
     dropout: float = 0.0
     folder: str = ""
     task: str | None = None
 
     @property
+    def warmup(self) -> int:
+        """The steps in which the learning rate rises."""
+        return min(WARMUP_STEPS, self.steps) if self.warmup_steps is None else self.warmup_steps
+
+    @property
     def settings(self) -> TrainSettings:
         """What the trainer is asked for. Errors: TrainingError."""
         return TrainSettings(
-            lr=self.lr, warmup_steps=self.warmup_steps, dropout=self.dropout, attention_dropout=self.dropout,
+            lr=self.lr, warmup_steps=self.warmup, dropout=self.dropout, attention_dropout=self.dropout,
             max_steps=self.steps,
         )  # fmt: skip
 
@@ -67,6 +74,7 @@ class TrainAsked:
 
     def check(self, model: Model) -> None:
         """What can be told before the data is read. Errors: TrainingError, RecipeError, ModelError."""
+        check_whole(TrainingError, "steps", self.steps, 1, MOST)
         task_of(self.task, model.config), self.settings, self.recipe(model)
         check_whole(TrainingError, "batch_rows", self.batch_rows, 1, MOST)
         check_whole(TrainingError, "row_tokens", self.row_tokens, 2, MOST)

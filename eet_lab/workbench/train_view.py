@@ -99,9 +99,6 @@ def _kept(asked: TrainAsked) -> str:
     return f"The last checkpoint is in {visible(asked.folder)}; Resume goes on from it." * asked.has_checkpoint
 
 
-WARMUP_STEPS = 5
-
-
 class TrainView(ActionView):
     """Train a copy of a model, stop it, go on from its checkpoint, and compare techniques with none, or one by one.
 
@@ -136,8 +133,6 @@ class TrainView(ActionView):
     ) -> None:
         loaded = model if isinstance(model, Model) else load(model, device=device)
         ticked: Recipe = everything(loaded.device, loaded.config.in_training)
-        if warmup_steps is None:
-            warmup_steps = max(min(WARMUP_STEPS, steps), 0) if isinstance(steps, int) else WARMUP_STEPS
         asked = TrainAsked(
             str(data), ticked.names, lr, steps, batch_rows, row_tokens, warmup_steps, dropout, str(folder), task
         )

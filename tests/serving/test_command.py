@@ -119,7 +119,7 @@ def test_words_become_options(tmp_path, monkeypatch, capsys):
         (["--model", "nothing"], "no model 'nothing'"),
         (["--target-ongoing-requests", "5", "--replicas", "2"], "such as --replicas 1-4"),
         (["--front", "thread", "--replicas", "2"], "Leave one out"),
-        (["--pool", "cls"], "demo generates. Leave --pool out"),
+        (["--pool", "cls"], "pool is cls, which says how an encoder makes vectors, but demo generates. Leave pool out"),
         (["--host", "no.such.host.invalid"], "Choose another host, such as 127.0.0.1"),
     ],
 )

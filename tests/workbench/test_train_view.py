@@ -169,7 +169,7 @@ def test_a_wrong_field_is_told(view: TrainView) -> None:
     for field, value, said in [
         ("lr", -1.0, "lr is -1"),
         ("lr", float("nan"), "lr is nan"),
-        ("steps", 0, "max_steps is 0"),
+        ("steps", 0, ">steps is 0"),
         ("batch_rows", 0, "batch_rows is 0"),
         ("batch_rows", 10**9, "A batch would have 12,000,000,000 tokens"),
         ("row_tokens", 1, "row_tokens is 1"),
@@ -218,7 +218,7 @@ def test_a_new_view_closes_the_old_one_unless_it_is_asked_for_wrongly(
         TrainView(encoders.ours("bert-classes"), task="token-classes")
     with pytest.raises(TrainingError, match="lr is -1"):
         TrainView(model, data, lr=-1.0)
-    with pytest.raises(TrainingError, match="max_steps is 'few'"):
+    with pytest.raises(TrainingError, match="^steps is 'few'"):
         TrainView(model, data, steps="few")  # type: ignore[arg-type]
     for wrong in ({"batch_rows": 0}, {"batch_rows": 2.5}, {"row_tokens": "few"}):  # a field would make 2 of 2.5
         with pytest.raises(TrainingError, match=f"{next(iter(wrong))} is .*must be a whole number"):
