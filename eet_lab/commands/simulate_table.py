@@ -7,11 +7,10 @@ from math import isfinite
 
 from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.served import Served
+from eet_lab.scheduling.sweep import FULL
 from eet_lab.scheduling.traffic import Traffic
 from eet_lab.words import aligned, brief, counted, visible
 
-NEARLY_ALL = 0.98
-"""The share of the time in which a model that is busy has no reserve."""
 FEW = 30
 """Requests below which the last ones' own time may take much of the whole."""
 
@@ -30,7 +29,7 @@ def served_table(found: Sequence[Served], traffic: Traffic, table: CostTable, li
         good = [brief(each.goodput(e2e_ms=limit_ms))] if limit_ms else []
         cells.append([each.policy, *rates, *shares, *waits, *good])
     is_told = len(traffic) >= FEW
-    behind = [each for each in found if is_told and each.busy >= NEARLY_ALL and each.requests_per_s < traffic.rate]
+    behind = [each for each in found if is_told and each.busy > FULL and each.requests_per_s < traffic.rate]
     names = ", ".join(each.policy for each in behind)
     said = f"Busy near 100 % ({names}): more came than could be served, and waiting grows for as long as it lasts."
     came = f"{counted(len(traffic), 'request')} came"

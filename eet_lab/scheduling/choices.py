@@ -9,7 +9,7 @@ from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.policies import MOST_TOKENS, POLICIES, NoBatching, parse_policy
 from eet_lab.scheduling.policy import BasePolicy
 from eet_lab.scheduling.simulator import simulate_traffic
-from eet_lab.scheduling.traffic import Gamma, Lengths, Traffic, make_traffic
+from eet_lab.scheduling.traffic import AT_ONCE, Gamma, Lengths, Traffic, make_traffic
 
 SAMPLE = 200
 """The requests on which a capacity is found out."""
@@ -17,7 +17,7 @@ SAMPLE = 200
 
 def capacity(policy: str, lengths: Lengths, answers: Lengths, table: CostTable) -> float:
     """Requests a second that a policy in words can serve, of requests and answers of such lengths: all at once."""
-    sample = make_traffic(SAMPLE, Gamma(1e6), lengths, answers)
+    sample = make_traffic(SAMPLE, Gamma(AT_ONCE), lengths, answers)
     [one] = fitting_policies([policy], sample, table)
     return simulate_traffic(sample, one, table).requests_per_s
 

@@ -14,7 +14,7 @@ from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.policy import BasePolicy
 from eet_lab.scheduling.served import Served
 from eet_lab.scheduling.simulator import simulate_traffic
-from eet_lab.scheduling.traffic import Traffic
+from eet_lab.scheduling.traffic import AT_ONCE, Traffic
 
 FULL = 0.98
 """The share of busy time above which more comes than can be served: latency then grows for as long as it lasts."""
@@ -24,8 +24,8 @@ LOWEST, RISEN, BEYOND, STEP = 0.3, 3.0, 8.0, 1.5
 
 They end at so many times what can be served, since a few requests do not wait for long; steps look for the end.
 """
-AT_ONCE, LEAST = 1e6, 1e-6
-"""A rate of requests that come all at once, and the least there is."""
+LEAST = 1e-6
+"""The least rate there is."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ MOST_REQUESTS = 10_000_000
 MOST_BYTES = 2**29
 """The largest file of lengths, or trace."""
 REMEDY = "Cut it to fewer requests."
+AT_ONCE = 1e6
+"""A rate of requests that come all at once."""
 
 
 @dataclass(frozen=True, eq=False)

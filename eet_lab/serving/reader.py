@@ -23,7 +23,7 @@ from eet_lab.parts.passes import Batching, Readable
 from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.policies import NaivePadding, TokenBudget, parse_policy, policy_kind
 from eet_lab.scheduling.policy import BasePolicy, Plan
-from eet_lab.scheduling.traffic import Gamma, LogNormal, make_traffic
+from eet_lab.scheduling.traffic import AT_ONCE, Gamma, LogNormal, make_traffic
 from eet_lab.serving.errors import ApiError, failed, of_engine
 from eet_lab.serving.warm_up import rectangle, warm_up_encoder
 from eet_lab.serving.worker import Worker
@@ -113,7 +113,7 @@ class Reader(Worker):
     def _warm_up(self, engine: EncoderEngine, is_packed: bool) -> None:
         most = self._model.encoder.config.context if self._costs is None else self._costs.most_length
         policy = self._policy or _unplanned(is_packed, most)
-        traffic = make_traffic(WARM_TEXTS, Gamma(1e6), LogNormal(max(most / 8, 1), 1.0, most))
+        traffic = make_traffic(WARM_TEXTS, Gamma(AT_ONCE), LogNormal(max(most / 8, 1), 1.0, most))
         costs: Any = self._costs  # None where the policy reads none
         warm_up_encoder(
             self._model, engine, traffic, policy, costs, self.is_closing, tasks=self._tasks, progress=self.progress
