@@ -171,11 +171,13 @@ def simulated(asked: Asked, table: CostTable, progress: Progress, cancel: Cancel
 class Loads:
     """Points of all policies that suit the model, in the order in which they are taught; `chosen` ones were asked for.
 
-    Not `is_whole`: Stop was pressed, and the points are those until then.
+    Passes of what is `beyond` go beyond the table after its last point. Not `is_whole`: Stop was pressed, and the
+    points are those until then.
     """
 
     points: Mapping[str, Sequence[LoadPoint]]
     chosen: Sequence[str]
+    beyond: Sequence[str]
     is_whole: bool
 
 
@@ -187,7 +189,7 @@ def against_load(asked: Asked, table: CostTable, progress: Progress, cancel: Can
     traffic, rate = asked.traffic(table), asked.rate_on(table)
     if len(traffic) < 2:
         raise TrafficError("There is 1 request, which comes at no rate. Take 2 or more for latency against load.")
-    chosen, points = asked.chosen(table, traffic), dict[str, list[LoadPoint]]()
+    chosen, points, beyond = asked.chosen(table, traffic), dict[str, list[LoadPoint]](), list[str]()
     own = {policy.name for policy in chosen.values()}
     others = [name for name in names_for(table) if name not in own]
     policies = chosen | by_title(fitting_policies(others, traffic, table) if others else [])
@@ -204,14 +206,15 @@ def against_load(asked: Asked, table: CostTable, progress: Progress, cancel: Can
                 progress(number * NUM_LOADS + at, len(policies) * NUM_LOADS, name)
                 more = sweep(make, {name: policy}, table, [each], cancel=cancel)[name]
                 if not more:
-                    break  # its passes are beyond the table from here on
+                    beyond.append(name)
+                    break
                 found += more
     except Cancelled:
         if not any(points.values()):
             raise
         is_whole = False
     taught = sorted(policies, key=lambda name: [*POLICIES].index(policies[name].name))
-    return Loads({name: points.get(name, ()) for name in taught}, [*chosen], is_whole)
+    return Loads({name: points.get(name, ()) for name in taught}, [*chosen], beyond, is_whole)
 
 
 ModelWork: TypeAlias = Callable[[Model, Recipe, Progress, Cancel], Any]

@@ -146,6 +146,8 @@ class ServingController(ActionController):
             measured = {name: [each.point] for name, each in alike.items()}
             rest = "" if loads.is_whole else ", stopped before the rest"
             title = f"Latency against load (solid p99, dotted p50{rest}): {told}"
+            if loads.beyond:
+                title += f". After its last point, passes go beyond the table: {', '.join(loads.beyond)}"
             self.figures["loads"] = latency_against_load(loads.points, title, measured, loads.chosen)
         self.figures = {name: self.figures[name] for name in ORDER if name in self.figures}
         compared = {f"{name}: {self._words[name]}": each.compared for name, each in self.measured.items()}

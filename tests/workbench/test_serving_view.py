@@ -83,6 +83,17 @@ def test_loads_reach_past_the_knee_for_all_policies_with_those_that_were_chosen_
     assert "There is 1 request, which comes at no rate" in view.controller.page.error.value
 
 
+def test_a_curve_that_ends_where_its_passes_go_beyond_the_table_says_so(view: ServingView) -> None:
+    view.controller.page._policies[0].value = f"naive_padding:max_rows={4 * TURBO_2060.most_rows}"
+    view.controller.page.fields["requests"].value = 300
+    click(view, "loads")
+    figure = view.figures["loads"]
+    found = {trace.name: len(trace.x) for trace in figure.data if trace.line.dash == "solid"}
+    assert 0 < found["Naive padding"] < NUM_LOADS == found["Dynamic program"]
+    words = " ".join(figure.layout.title.text.replace("<br>", " ").split())
+    assert words.endswith("After its last point, passes go beyond the table: Naive padding")
+
+
 @pytest.mark.parametrize("stopped_at", [0, 1, NUM_LOADS + 3])
 def test_stop_leaves_the_loads_that_are_there(view: ServingView, monkeypatch: Any, stopped_at: int) -> None:
     def stopping(asked: Asked, table: Any, progress: Any, cancel: Any) -> Any:
