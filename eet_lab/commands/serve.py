@@ -33,7 +33,7 @@ the rest; a second one ends it at once.
 """
 OPTIONS = (
     ("max-queued-requests", int, "N", "refuse with 429 while so many wait for their first token (default: 1024)"),
-    ("max-queued-tokens", int, "N", "the same for their prompts' tokens; any fits where none waits (default: 1048576)"),
+    ("max-queued-tokens", int, "N", "the same while the prompts of those have so many tokens (default: 1048576)"),
     ("max-body-bytes", int, "N", "refuse a longer body with 413 (default: 4194304)"),
     ("max-model-len", int, "N", "most tokens of a prompt and its answer (default: the context, at most 4096)"),
     ("header-s", float, "S", "seconds for a request's headers to arrive (default: 10)"),
