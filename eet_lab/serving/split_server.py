@@ -36,7 +36,6 @@ class SplitServer(Lifecycle):
         self.service, self._socket, self._generator = service, listening, service.generator
         self._channel: Channel | None = None
         self._front: subprocess.Popen[bytes] | None = None
-        self._is_ending = False
 
     async def _serve(self) -> None:
         self._channel, self._front = _started(self._socket)
@@ -55,7 +54,7 @@ class SplitServer(Lifecycle):
             reading.cancel()
             ready.cancel()
         code = await asyncio.to_thread(ended, self._front)
-        if code or not self._is_ending:
+        if code or not self._is_draining:
             raise SetupError(
                 f"The server's front (process {self._front.pid}) has ended with {code}, and its requests with it. Its "
                 "log is on the standard error of this process. Serve the model again."
@@ -72,7 +71,6 @@ class SplitServer(Lifecycle):
 
     def _drain_up(self) -> None:
         assert self._channel is not None
-        self._is_ending = True
         self._channel.send(ToFront(order="drain"))
 
     def _tell(self, news: list[News]) -> None:
