@@ -207,7 +207,8 @@ class Controller:
 
     @command
     def stop(self) -> None:
-        """End the present job, if it has not just ended; what is there stays."""
+        """End the present job, if it has not just ended, and what waits for it; what is there stays."""
+        self._later = []
         if self.busy:
             self.engine.stop()
 

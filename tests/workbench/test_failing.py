@@ -70,6 +70,14 @@ def test_a_run_of_a_model_that_cannot_be_loaded_is_no_run_of_another(bench: Work
     assert bench.result is not None and bench.model.kind == "demo", "what was chosen since is loaded, and run"
 
 
+def test_stop_while_a_model_is_loaded_begins_nothing_with_it(bench: Workbench) -> None:
+    for message in (ask.pick_model("demo"), ask.run()):
+        bench.controller.put(message)
+    turn(bench)
+    do(bench, ask.stop())
+    assert bench.result is None
+
+
 def test_only_models_that_can_run_here_are_offered(bench: Workbench) -> None:
     do(bench, ask.type_model("bert-bas"))
     assert "Give one of demo, gpt2" in errors(bench) and "a folder with config.json" in errors(bench)
