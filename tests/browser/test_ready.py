@@ -116,15 +116,29 @@ ITS_END_IS_SEEN = """(title) => {
 }"""
 
 
+LOOKS = """() => {
+  const bar = getComputedStyle(document.querySelector('.eet-bar')), theme = document.body.dataset.jpThemeLight;
+  const red = (color) => +/[0-9]+/.exec(color)[0];
+  return { theme, ink: red(bar.color), paper: red(bar.backgroundColor) };
+}"""
+
+
 def test_the_app_shows_no_code_and_compares(started: Any, page: Any) -> None:
     """Voila shows the notebook's widget: what is sent to it arrives, and what it draws is drawn."""
     pytest.importorskip("voila", reason="voila is not installed: pip install voila")
     page.answered_from_outside = []
     page.on("requestfinished", lambda request: note_outside(page, request.url))
     page.on("request", lambda request: note_outside(page, request.url))
+    page.emulate_media(color_scheme="dark")
     page.goto(started("--app"))
     page.locator(BENCH).first.wait_for(timeout=90_000)
     until_free(page, "Compare", 30)
+    looks = page.evaluate(LOOKS)
+    page.emulate_media(color_scheme="light")
+    assert looks["theme"] == "false" and looks["ink"] > 150 > 100 > looks["paper"], "the system's theme is dark"
+    page.wait_for_selector("body[data-jp-theme-light=true]", state="attached")
+    looks = page.evaluate(LOOKS)
+    assert looks["ink"] < 100 < 150 < looks["paper"], "and is followed to the light one"
     [before] = kernels_of(page.url)
 
     # A reload would end what runs, so the page asks; who stays has lost nothing.
