@@ -150,7 +150,7 @@ def _boxes(
     return [trace for trace in traces if len(trace["y"])]
 
 
-POLICY_COLORS = (theme.BASELINE, theme.LOSS, *theme.SERIES[:4])
+POLICY_COLORS = (theme.BASELINE, theme.LOSS, *theme.SERIES)
 """Colours of policies, in the order in which they are taught: first none, then naive padding, which may lose to it."""
 FEW = 5
 """Curves of a cost table."""

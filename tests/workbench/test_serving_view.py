@@ -22,7 +22,7 @@ from eet_lab.scheduling.simulator import simulate_traffic
 from eet_lab.scheduling.sweep import LOWEST, RISEN
 from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
 from eet_lab.workbench import serving_view
-from eet_lab.workbench.serving_jobs import MOST_REQUESTS, NUM_LOADS, Asked, against_load
+from eet_lab.workbench.serving_jobs import MOST_POLICIES, MOST_REQUESTS, NUM_LOADS, Asked, against_load
 from eet_lab.workbench.serving_view import ServingView
 
 
@@ -81,6 +81,16 @@ def test_loads_reach_past_the_knee_for_all_policies_with_those_that_were_chosen_
     view.controller.page.fields["requests"].value = 1
     click(view, "loads")
     assert "There is 1 request, which comes at no rate" in view.controller.page.error.value
+
+
+def test_as_many_policies_as_can_be_asked_for_have_a_colour_each() -> None:
+    words = [f"continuous_batching:max_rows={number}" for number in range(2, 2 + MOST_POLICIES)]
+    view = ServingView(TOY_DECODER, words, requests=5, lengths="5-30", new_tokens="2-10")
+    view.press("loads")
+    view.wait()
+    view.close()
+    colors = [trace.line.color for trace in view.figures["loads"].data if trace.line.dash == "solid"]
+    assert len({*colors}) == len(colors) > MOST_POLICIES
 
 
 def test_a_curve_that_ends_where_its_passes_go_beyond_the_table_says_so(view: ServingView) -> None:
