@@ -256,20 +256,21 @@ class Group(Alone):
             work.wait()
 
     def by_first(self, work: Callable[[], T]) -> T:
-        made, why = list[Any]([None]), "no message"
+        made, why = list[T](), "no message"
         try:
             if self.rank == 0:
-                made = [work()]
+                made.append(work())
         except Exception as error:
             why = f"{type(error).__name__}: {first_line(error)}"
             raise
         finally:
-            found = [made[0], why]
+            found: list[Any] = [made, why]
             with present(self.device):  # objects of a group of GPUs are sent from the present one
                 dist.broadcast_object_list(found, 0)
-        if found[0] is None:
-            raise TrainingError(f"The first rank failed: {found[1]}")
-        return found[0]
+        made, why = found
+        if not made:
+            raise TrainingError(f"The first rank failed: {why}")
+        return made[0]
 
     def _made(self, bucket: _Bucket, _: Tensor) -> None:
         """A gradient is there. Buckets are sent in one order on all ranks, whichever is full first."""
