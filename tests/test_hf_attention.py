@@ -152,6 +152,22 @@ def test_no_mask_at_all_means_no_pads():
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", DECODERS)
+def test_columns_of_a_static_cache_that_nobody_has_written_are_no_keys(family):
+    """Without a mask, which would tell them."""
+    model, (ids, _) = shaken(DECODERS[family]), padded("left", [9, 9])
+    found = []
+    for name in ("sdpa", "eet"):
+        model, read, logits = with_attention(model, name), ids, []
+        cache = hf.StaticCache(config=model.config, max_cache_len=20)
+        with torch.no_grad():
+            for _ in range(6):
+                logits.append(model(read, past_key_values=cache, use_cache=True).logits[:, -1])
+                read = logits[-1].argmax(-1, keepdim=True)
+        found.append(torch.stack(logits))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("num_queries", [5, 11, 16])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("family", CROSSED)
@@ -171,9 +187,13 @@ def test_queries_look_at_another_text_as_with_sdpa(family, side, num_queries):
             found.append(with_attention(model, name)(**how[family])[0])
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
     if family == "bart":
-        how = dict(input_ids=ids, attention_mask=mask, max_new_tokens=num_queries, do_sample=False)
-        answers = [with_attention(model, name).generate(**how) for name in ("sdpa", "eet")]
-        assert torch.equal(*answers)
+        for cache in (None, "static"):
+            how = dict(max_new_tokens=num_queries, do_sample=False, cache_implementation=cache)
+            answers = [
+                with_attention(model, name).generate(input_ids=ids, attention_mask=mask, **how)
+                for name in ("sdpa", "eet")
+            ]
+            assert torch.equal(*answers)
 
 
 def test_a_model_that_asks_for_no_mask_is_refused():

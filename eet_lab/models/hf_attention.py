@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import version
 from inspect import Parameter, signature
@@ -137,6 +137,7 @@ def real_tokens(
         name = getattr(mask_function, "__qualname__", repr(mask_function))
         raise ModelError(f"This model hides keys by {name}, which a first and a last key do not say. {REMEDY}")
     if attention_mask is None:
+        kv_length = _num_written(kv_length, sight, others)
         attention_mask = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
     with torch._C.DisableTorchFunctionSubclass():  # `generate` may have made it before
         real = attention_mask.as_subclass(Tensor)[:, -kv_length:].bool()
@@ -152,6 +153,17 @@ def real_tokens(
     told.bounds = Bounds(*bounds)
     told.sight = sight
     return told
+
+
+def _num_written(kv_length: int, sight: Sight | None, asked: Mapping[str, Any]) -> int:
+    """How many columns hold keys where no mask tells it: a static cache is longer than its tokens."""
+    if sight is None or not sight.is_causal:
+        return kv_length
+    if (places := asked.get("cache_position")) is not None:  # of the queries, before transformers 5
+        end = places[-1] + 1
+    else:
+        end = asked.get("q_offset", 0) + asked.get("q_length", kv_length)
+    return min(int(end) - asked.get("kv_offset", 0), kv_length)
 
 
 def attention(
