@@ -56,6 +56,34 @@ def small_tokenizer():
     return Tokenizer(models.BPE({"<unk>": 0, "a": 1, "b": 2}, []))
 
 
+def test_padding_and_truncation_that_a_tokenizer_has_set_are_not_used(tmp_path):
+    """As in transformers; the tokenizer itself, which is its owner's, keeps them."""
+    theirs("gpt2").save_pretrained(tmp_path)
+    small = small_tokenizer()
+    small.enable_padding(length=8)
+    small.enable_truncation(4)
+    small.save(str(tmp_path / "tokenizer.json"))
+    for model in (load(tmp_path, device="cpu"), load(theirs("gpt2"), device="cpu", tokenizer=small)):
+        assert model.encode("ab") == [1, 2] and model.encode("ab" * 5) == [1, 2] * 5
+        assert model.tokenizer.marks == [] and model.tokenizer.read("ab", "b")[0] == [1, 2, 2]
+        assert model.tokenizer.written().read().encode("ab") == [1, 2]
+    assert small.encode("ab" * 5).ids == [1, 2, 1, 2, 0, 0, 0, 0]
+
+
+def test_a_tokenizer_that_pads_and_cannot_be_copied_is_told():
+    from tokenizers import pre_tokenizers
+
+    class Ours:
+        def pre_tokenize(self, text):
+            pass
+
+    small = small_tokenizer()
+    small.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Ours())
+    small.enable_padding(length=8)
+    with pytest.raises(ModelError, match=r"pads or truncates.*no_padding\(\) and no_truncation\(\)"):
+        Tokenizer.of(small)
+
+
 def test_bytes_of_a_token_have_its_space_and_half_characters():
     from tokenizers import Tokenizer as Fast
     from tokenizers import decoders, models

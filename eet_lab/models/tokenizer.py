@@ -83,7 +83,10 @@ class Tokenizer:
             check_file(path, MAX_BYTES)
         try:
             if files[0].name == "tokenizer.json":
-                return cls.of(Fast.from_file(str(files[0])), tells_types=tells_types(folder, family))
+                whole = Fast.from_file(str(files[0]))
+                whole.no_padding()
+                whole.no_truncation()
+                return cls.of(whole, tells_types=tells_types(folder, family))
             if files[0].name == "vocab.txt":
                 return cls.of(_word_pieces(folder, files[0]), tells_types=tells_types(folder, family))
             read = _byte_pairs(files, is_roberta=family in ("roberta", "bart"))
@@ -97,7 +100,7 @@ class Tokenizer:
     def of(cls, tokenizer: Any, *, tells_types: bool = True) -> Tokenizer:
         """Cover a tokenizer of `tokenizers`, whose token types are told if it `tells_types`, or one of transformers.
 
-        Errors: ModelError for anything else.
+        As in transformers, what it has set of padding and truncation is not used. Errors: ModelError for anything else.
         """
         if isinstance(tokenizer, cls):
             return tokenizer
@@ -107,6 +110,8 @@ class Tokenizer:
                 f"tokenizer is {tokenizer!r:.60}, but it must be a tokenizer of `tokenizers` or of transformers, such "
                 "as AutoTokenizer.from_pretrained(folder)."
             )
+        if getattr(tokenizer, "padding", None) or getattr(tokenizer, "truncation", None):
+            tokenizer = _reading_whole_texts(tokenizer)
         decode = tokenizer.decode
         if hasattr(tokenizer, "get_vocab_size"):
 
@@ -245,6 +250,22 @@ def check_characters(text: str) -> None:
             f"A prompt holds {half[0]!r} after {counted(half.start(), 'character')}, half of a surrogate pair, and "
             "no character. Take it out, or decode the prompt's bytes with errors='replace'."
         )
+
+
+def _reading_whole_texts(tokenizer: Any) -> Any:
+    """A copy, as the tokenizer itself is its owner's, without padding and truncation."""
+    from tokenizers import Tokenizer as Fast
+
+    try:
+        copy = Fast.from_str(tokenizer.to_str())
+    except Exception as error:  # parts written in Python have no JSON
+        raise ModelError(
+            f"The tokenizer pads or truncates texts, and no copy can be made that does not: {error}. Call its "
+            "no_padding() and no_truncation() first."
+        ) from error
+    copy.no_padding()
+    copy.no_truncation()
+    return copy
 
 
 def _settings(folder: Path) -> dict[str, Any]:
