@@ -112,6 +112,29 @@ def with_heads(table: Table, config: EncoderConfig, names: Collection[str], arch
     return replace(config, heads=tuple(heads))
 
 
+def without_tied_head(given: dict[str, Tensor], config: Config, table: Table, copies: Collection[str]) -> Config:
+    """The config of a checkpoint with these tensors, from which `copies` of a tied head are taken.
+
+    As in transformers, a head that differs from the word embeddings has weights of its own, whatever the config says.
+    """
+    if not config.tied_head:
+        return config
+    embedding, head = (table[path].names[0] for path in ("token_embedding", "head.weight"))
+    if embedding not in given and head in given:
+        given[embedding] = given[head]
+    if head in given and not _is_same(given[embedding], given[head]):
+        return replace(config, tied_head=False)
+    for name in filter(given.__contains__, copies):
+        copy = given.pop(name)
+        if name.endswith(".bias"):  # the one of the two that the head reads
+            given[table["head.bias"].names[0]] = copy
+    return config
+
+
+def _is_same(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.shape == other.shape and torch.equal(tensor, other.to(tensor))
+
+
 def without_copies(given: dict[str, Tensor], config: Seq2SeqConfig) -> Seq2SeqConfig:
     """The config of a checkpoint with these tensors, from which copies of the shared word embeddings are taken.
 

@@ -176,10 +176,12 @@ def _loaded(
         config = replace(config, eos_ids=ends(told, config.vocab_size))
     given = {_bare(name, module): tensor.detach() for name, tensor in state.items()}
     del state  # what was taken over can go
-    # Buffers of old checkpoints, and copies of a tied head: no weights of their own.
-    copies = getattr(module, "COPIES", (table.HEAD,)) if config.tied_head and module not in SEQ2SEQ else ()
-    for name in [n for n in given if n.endswith(module.BUFFERS) or n in copies]:
+    for name in [n for n in given if n.endswith(module.BUFFERS)]:  # of old checkpoints
         del given[name]
+    if module not in SEQ2SEQ:
+        tied, copies = config.tied_head, getattr(module, "COPIES", (table.HEAD,))
+        config = table.without_tied_head(given, config, module.table(config), copies)
+        settings = settings if config.tied_head == tied else {**settings, "tie_word_embeddings": False}
     names = module.table(config)
     if isinstance(config, EncoderConfig):
         architectures = settings.get("architectures") or [""]
