@@ -19,6 +19,8 @@ BUFFERS = (".rotary_emb.inv_freq",)
 LAYERS = "num_hidden_layers"
 SIZES = (LAYERS, "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size", "max_position_embeddings")
 ACTIVATIONS = {"silu": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
+WINDOW, FULL_LAYERS = 4096, 28
+"""Mistral's and Qwen's window, and how many first layers of Qwen have none, where a config does not tell."""
 
 
 def config(settings: Mapping[str, Any]) -> Config:
@@ -64,11 +66,16 @@ def _biases(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _window(settings: Mapping[str, Any]) -> int | None:
-    """The window of all layers, or None; ModelError where layers differ."""
-    if settings.get("sliding_window") is None or not settings.get("use_sliding_window", True):
+    """The window of all layers, or None; ModelError where layers differ.
+
+    As in transformers it is read by model_type: Llama has none, whatever its config says, and Qwen's is off by default.
+    """
+    family, window = settings["model_type"], settings.get("sliding_window", WINDOW)
+    is_used = family == "mistral" or ("qwen" in family and settings.get("use_sliding_window", False))
+    if window is None or not is_used:
         return None
     num_layers, kinds = reading.size(settings, LAYERS, SIZES), settings.get("layer_types")
-    before = settings.get("max_window_layers") if "use_sliding_window" in settings else 0
+    before = 0 if family == "mistral" else settings.get("max_window_layers", FULL_LAYERS)
     before = min(before, num_layers) if isinstance(before, int) else 0
     num_sliding = kinds.count("sliding_attention") if isinstance(kinds, list) else num_layers - before
     if num_sliding not in (0, num_layers):
@@ -76,7 +83,7 @@ def _window(settings: Mapping[str, Any]) -> int | None:
             f"{num_sliding} of {num_layers:,} layers have a window, but only windows of all are supported. Choose "
             "another model, or set use_sliding_window to false in its config for texts no longer than the window."
         )
-    return reading.size(settings, "sliding_window", SIZES) if num_sliding else None
+    return reading.size(settings, "sliding_window", SIZES, default=WINDOW) if num_sliding else None
 
 
 def settings(config: Config) -> dict[str, Any]:
