@@ -310,6 +310,32 @@ def test_what_it_cannot_do_is_told_with_a_remedy():
         model.eval()(input_ids=ids[1:2], position_ids=packed, use_cache=False)
 
 
+def test_what_sdpa_cannot_do_either_is_left_to_eager():
+    torch.manual_seed(0)
+    config = hf.Gemma2Config(**GROUPED, head_dim=8, attn_logit_softcapping=50.0, **IDS)
+    model, (ids, mask) = with_attention(hf.Gemma2ForCausalLM(config).eval(), "eet"), padded("left")
+    with pytest.raises(ModelError, match="takes no softcap.*eager"):
+        model(input_ids=ids, attention_mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("sdpa", "transformers has another attention of this name"),
+        ("eager", "transformers has another attention of this name"),
+        ("flash_attention_2", "transformers has another attention of this name"),
+        ("", "must be a word"),
+        (3, "must be a word"),
+    ],
+)
+def test_an_attention_of_another_name_stays(name, says):
+    before = dict(hf.AttentionInterface())
+    with pytest.raises(ModelError, match=says):
+        eet_lab.register_attention(name)
+    assert dict(hf.AttentionInterface()) == before
+    eet_lab.register_attention()  # again
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen3", "bert", "distilbert", "mobilebert"])
 def test_kernels_are_handed_what_the_op_wants(family, side, monkeypatch):

@@ -43,6 +43,8 @@ WRAPPERS = {"torch._tensor", "torch.overrides", "torch.functional", "torch.nn.fu
 WARNED: set[tuple[str, str]] = set()
 """The kinds of modules that were warned of, each with a kind of reason."""
 REMEDY = "Use attn_implementation='sdpa' for this model."
+EAGER = "Use attn_implementation='eager' for this model."
+"""What PyTorch's function does not take either."""
 
 
 def register_attention(name: str = "eet") -> None:
@@ -57,11 +59,16 @@ def register_attention(name: str = "eet") -> None:
     warned of once for each kind of module, and takes PyTorch's attention over each row's own keys, as training does.
     Errors, when the model runs: ModelError for masks that two numbers cannot say, dropout, attention weights, and
     models that ask for a mask but attend by themselves, such as CodeGen. Of those that ask for none, such as DeBERTa,
-    nothing is known here: transformers takes any name for them, and they stay as they are.
+    nothing is known here: transformers takes any name for them, and they stay as they are. ModelError at once for a
+    name that is another's, such as "sdpa".
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
+    if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
+        raise ModelError(f"name is {name!r}, but it must be a word of letters, digits, _ and -, such as 'eet'.")
+    if name == "eager" or AttentionInterface().get(name, attention) is not attention:
+        raise ModelError(f"name is {name!r}, but transformers has another attention of this name. Choose another.")
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, real_tokens)
 
@@ -179,8 +186,10 @@ def attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls: query [B,H,Q,D], key and value [B,G,K,D] -> [B,Q,H,D], and no attention weights."""
-    for reason in _refused(dropout, others):
-        raise ModelError(f"eet attention takes no {reason}. {REMEDY}")
+    for reason in _refused(others):
+        raise ModelError(f"eet attention takes no {reason}. {EAGER}")
+    if dropout > 0:
+        raise ModelError(f"eet attention takes no dropout (set the model's attention dropout to 0). {REMEDY}")
     if not isinstance(attention_mask, RealTokens) or attention_mask.bounds is None:
         asker = _named(module)
         if attention_mask is not None:
@@ -228,11 +237,10 @@ def _may_cross(forward: Callable) -> bool:
     return any(each.name not in OF_ONE_TEXT and each.kind != Parameter.VAR_KEYWORD for each in asked)
 
 
-def _refused(dropout: float, others: dict[str, Any]) -> list[str]:
+def _refused(others: dict[str, Any]) -> list[str]:
     named = {"softcap": "softcap", "position_bias": "position bias", "output_attentions": "output_attentions"}
     named |= {"s_aux": "attention sinks", "cache": "cache of continuous batching"}
-    found = [word for name, word in named.items() if others.get(name) is not None and others[name] is not False]
-    return found + ["dropout (set the model's attention dropout to 0)"] * (dropout > 0)
+    return [word for name, word in named.items() if others.get(name) is not None and others[name] is not False]
 
 
 def _by_torch(query: Tensor, key: Tensor, value: Tensor, keys: Bounds, spec: Spec, is_cross: bool) -> Tensor:
