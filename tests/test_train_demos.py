@@ -24,6 +24,7 @@ from eet_lab.models import load
 from eet_lab.technique import Recipe
 from eet_lab.texts import generate
 from eet_lab.training import IGNORED, Example, Examples, Rows, Trainer, demo_data, demos
+from eet_lab.training.asked import TrainAsked
 from eet_lab.training.data import Masked
 from eet_lab.training.demos import Demo, demo_of, share_right, train_demo
 
@@ -123,6 +124,29 @@ def test_files_of_examples_name_what_is_wrong(tmp_path: Path) -> None:
         Rows.of_file(model, tmp_path / "none.jsonl", 8)
     with pytest.raises(ModelError, match=r"no tokenizer with the word \[MASK\]"):
         demos.masked(load("bert-base", device="meta"), found)
+
+
+def test_a_file_is_checked_before_any_step(tmp_path: Path) -> None:
+    """The blank line counts, too."""
+    model, path = demo_of("translator-tiny").model(), tmp_path / "rows.jsonl"
+    good, longest = {"ids": [5, 6], "labels": [7, 8]}, model.config.context
+    for row, says in (
+        ({"ids": [5], "labels": 3}, "has labels that sequence to sequence cannot read"),
+        ({"ids": [5], "labels": [7, 99_999]}, "has the label 99999, but labels are from 0 to"),
+        ({"ids": [], "labels": [7]}, "has no tokens"),
+        ({"ids": [5] * (longest + 1), "labels": [7]}, f"has {longest + 1:,} tokens, but the model's context is"),
+        ({"ids": [5], "labels": [7] * (longest + 1)}, "has an answer that is longer than the model's context"),
+    ):
+        path.write_text("\n".join(map(json.dumps, [good, good])) + "\n\n" + json.dumps(row))
+        with pytest.raises(TrainingError, match=rf"^Line 4 of .*rows.jsonl {says}"):
+            TrainAsked(data=str(path)).rows(model)
+
+
+def test_rows_are_as_long_as_the_context_at_most() -> None:
+    model = demo_of("bert-tiny").model()
+    assert model.config.context == 64 and len(TrainAsked().rows(model)[0][0].ids) == 64
+    with pytest.raises(TrainingError, match=r"row_tokens is 65, .* from 2 to 64 \(the model's context\)"):
+        TrainAsked(row_tokens=65).check(model)
 
 
 def small(name: str, steps: int, rows: int = 0) -> Demo:

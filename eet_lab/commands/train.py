@@ -42,7 +42,7 @@ OWN: Sequence[tuple[str, Callable[[str], object], str, str]] = (
     ("lr", float, "X", "learning rate (default: 3e-5)"),
     ("warmup-steps", int, "N", "steps in which the learning rate rises to that (default: 5, or all of fewer)"),
     ("batch-rows", int, "N", "rows, or examples, of a step (default: 4)"),
-    ("row-tokens", int, "N", "tokens of the rows that texts are cut into (default: 128)"),
+    ("row-tokens", int, "N", "tokens of the rows that texts are cut into (default: 128, or the context)"),
     ("dropout", float, "X", "share of hidden states, and of attention's weights, that is dropped (default: 0)"),
     ("checkpoint", str, "DIR", "write a checkpoint there ten times in the run, and at its end"),
 )

@@ -26,7 +26,7 @@ HELD_OUT = 0.1
 MOST_HELD_OUT = 64
 """Rows of them that are read at most: they are read at most eleven times in a run."""
 MOST_BATCH_TOKENS = 1 << 24
-WARMUP_STEPS = 5
+ROW_TOKENS, WARMUP_STEPS = 128, 5
 PARTS = 10
 """How often in a run held-out rows are read, and a checkpoint is written, at most."""
 
@@ -34,8 +34,8 @@ PARTS = 10
 @dataclass(frozen=True)
 class TrainAsked:
     """A run of training. `data` is a file, and "" what ships or is drawn for the task; `task` is one of `TASKS`, and
-    None what the model's head is for; `folder` is that of the checkpoint, and "" none; `warmup_steps` are five, or all
-    of fewer `steps`, where it is None.
+    None what the model's head is for; `folder` is that of the checkpoint, and "" none. Where they are None, rows have
+    128 tokens, or the model's context if that is shorter, and `warmup_steps` are five, or all of fewer `steps`.
     """
 
     data: str = ""
@@ -43,7 +43,7 @@ class TrainAsked:
     lr: float = 3e-5
     steps: int = 40
     batch_rows: int = 4
-    row_tokens: int = 128
+    row_tokens: int | None = None
     warmup_steps: int | None = None
     dropout: float = 0.0
     folder: str = ""
@@ -53,6 +53,10 @@ class TrainAsked:
     def warmup(self) -> int:
         """The steps in which the learning rate rises."""
         return min(WARMUP_STEPS, self.steps) if self.warmup_steps is None else self.warmup_steps
+
+    def tokens_a_row(self, model: Model) -> int:
+        """The length of the rows that texts are cut into."""
+        return min(ROW_TOKENS, model.config.context) if self.row_tokens is None else self.row_tokens
 
     @property
     def settings(self) -> TrainSettings:
@@ -77,8 +81,9 @@ class TrainAsked:
         check_whole(TrainingError, "steps", self.steps, 1, MOST)
         task_of(self.task, model.config), self.settings, self.recipe(model)
         check_whole(TrainingError, "batch_rows", self.batch_rows, 1, MOST)
-        check_whole(TrainingError, "row_tokens", self.row_tokens, 2, MOST)
-        if (num_tokens := self.batch_rows * self.row_tokens) > MOST_BATCH_TOKENS:
+        row_tokens, most = self.tokens_a_row(model), model.config.context if self.reads_rows(model) else MOST
+        check_whole(TrainingError, "row_tokens", row_tokens, 2, most, " (the model's context)" * (most < MOST))
+        if (num_tokens := self.batch_rows * row_tokens) > MOST_BATCH_TOKENS:
             raise TrainingError(
                 f"A batch would have {num_tokens:,} tokens, but at most {MOST_BATCH_TOKENS:,} are read for a step. "
                 "Take fewer rows, or shorter ones."
@@ -113,12 +118,13 @@ class TrainAsked:
                 "eet_lab.Trainer with Example(pixels=..., labels=...)."
             )
         if not path:
-            rows = demos.bundled(model, task, self.row_tokens)
+            rows = demos.bundled(model, task, self.tokens_a_row(model))
         elif self.reads_text(model):
-            rows = Rows.of_file(model, path, self.row_tokens)
+            rows = Rows.of_file(model, path, self.tokens_a_row(model))
             rows = demos.masked(model, rows) if task is MASKED else rows
         else:
             rows = Examples.of_file(model, path)
+            rows.check(task, model.config)
         trained, held_out = rows.split(HELD_OUT)
         return trained, held_out.part(0, min(len(held_out), MOST_HELD_OUT))
 

@@ -110,37 +110,43 @@ class Ready(NamedTuple):
     first: list[Given]  # none where a rank has no pass
 
 
-def checked(examples: Sequence[Example], task: TrainTask, config: Config, share: Callable[[int], range]) -> Checked:
-    """The texts and the labels of each; `share` tells which of so many this rank reads. Errors: TrainingError,
-    PromptError.
+def checked(
+    examples: Sequence[Example],
+    task: TrainTask,
+    config: Config,
+    share: Callable[[int], range],
+    names: Sequence[str] = (),
+) -> Checked:
+    """The texts and the labels of each; `share` tells which of so many this rank reads, and `names` what an error calls
+    each. Errors: TrainingError, PromptError.
     """
     check_examples(examples)
-    longest = config.context
-    for number, example in enumerate(examples, 1):
+    longest, names = config.context, names or [f"Example {number}" for number in range(1, len(examples) + 1)]
+    for name, example in zip(names, examples, strict=True):
         if not isinstance(example, Example):
-            raise TrainingError(f"Example {number} is {told(example)}, but it must be an Example(ids, labels).")
+            raise TrainingError(f"{name} is {told(example)}, but it must be an Example(ids, labels).")
         if example.pixels is not None and not isinstance(config, VisionConfig):
             raise TrainingError(
-                f"Example {number} is an image, but the model ({config.family}) learns from texts: give Example(ids, "
+                f"{name} is an image, but the model ({config.family}) learns from texts: give Example(ids, "
                 "labels) with token ids, or train an encoder of images, such as a ViT."
             )
         if not isinstance(example.ids, Sized):
-            raise TrainingError(f"Example {number} has the ids {told(example.ids)}, but they must be token ids.")
+            raise TrainingError(f"{name} has the ids {told(example.ids)}, but they must be token ids.")
         if len(example.ids) > longest:
             raise TrainingError(
-                f"Example {number} has {len(example.ids):,} tokens, but the model's context is {longest:,}. Cut it "
-                "into pieces."
+                f"{name} has {len(example.ids):,} tokens, but the model's context is {longest:,}. Cut it into pieces."
             )
-    read = task.read(examples, config)
+        if not len(example.ids) and example.pixels is None:
+            raise TrainingError(f"{name} has no tokens; give it one at least.")
+    read = task.read(examples, config, names)
     texts: Sequence[Readable] = [text for text, _ in read]
     if isinstance(config, EncoderConfig):
         texts = readable(texts, config, truncate=False, waits=False)  # a step tells what is not finite
     elif isinstance(config, Seq2SeqConfig):
         sources = checked_texts([text.source for text in texts], config)
         texts = [Text(text.ids, None, text.asked, row) for text, row in zip(texts, sources, strict=True)]
-        long = next((number for number, text in enumerate(texts, 1) if len(text.ids) > longest), None)
-        if long is not None:
-            raise TrainingError(f"The answer of example {long} is longer than the model's context of {longest:,}.")
+        if long := [name for name, text in zip(names, texts, strict=True) if len(text.ids) > longest]:
+            raise TrainingError(f"{long[0]} has an answer that is longer than the model's context of {longest:,}.")
     else:
         ids = checked_texts([text.ids for text in texts], config)
         texts = [Text(row, None, text.asked) for text, row in zip(texts, ids, strict=True)]

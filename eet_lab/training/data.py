@@ -16,9 +16,11 @@ import numpy as np
 from eet_lab.errors import TrainingError
 from eet_lab.files import regular_content
 from eet_lab.models import Model
+from eet_lab.models.config import Config
 from eet_lab.models.on_device import checked_model
 from eet_lab.scheduling.whole import MOST, MOST_SEED, check_number, check_whole
-from eet_lab.training.tasks import IGNORED, Example, check_examples
+from eet_lab.training.batch import checked
+from eet_lab.training.tasks import IGNORED, Example, TrainTask, check_examples
 from eet_lab.words import counted, told, visible
 
 MOST_BYTES = 4 << 30
@@ -121,10 +123,11 @@ class Numbered(ABC):
 class Examples(Numbered):
     """Examples that are given, such as texts with a class, sources with an answer, or images."""
 
-    def __init__(self, examples: Sequence[Example], *, seed: int = 0) -> None:
+    def __init__(self, examples: Sequence[Example], *, seed: int = 0, names: Sequence[str] = ()) -> None:
+        """`names` are what errors of `check` call them."""
         check_whole(TrainingError, "seed", seed, 0, MOST_SEED)
         check_examples(examples)
-        self.examples, self.seed = examples, seed
+        self.examples, self.seed, self._names = examples, seed, names
 
     @classmethod
     def of_rows(cls, model: Model, rows: Iterable[Mapping[str, Any]], *, seed: int = 0) -> Examples:
@@ -133,15 +136,24 @@ class Examples(Numbered):
         They may be those of a `Dataset` of the package datasets. Errors: TrainingError, which names the row;
         ModelError for texts, and a model without a tokenizer.
         """
-        return cls([_example(model, row, f"Row {number}") for number, row in enumerate(rows, 1)], seed=seed)
+        return cls._of(model, ((row, f"Row {number}") for number, row in enumerate(rows, 1)), seed)
 
     @classmethod
     def of_file(cls, model: Model, path: str | Path, *, seed: int = 0) -> Examples:
         """The same from JSON lines. Errors: TrainingError, which names the line."""
-        found = [_example(model, row, what) for row, what in _json_lines(Path(path), _content(path))]
-        if not found:
+        lines = [*_json_lines(Path(path), _content(path))]
+        if not lines:
             raise TrainingError(f"{visible(str(path))} is empty. Give a file with an example a line.")
-        return cls(found, seed=seed)
+        return cls._of(model, lines, seed)
+
+    @classmethod
+    def _of(cls, model: Model, rows: Iterable[tuple[Any, str]], seed: int) -> Examples:
+        named = [(_example(model, row, name), name) for row, name in rows]
+        return cls([example for example, _ in named], seed=seed, names=[name for _, name in named])
+
+    def check(self, task: TrainTask, config: Config) -> None:
+        """What a step would refuse of any of them. Errors: TrainingError, which names the row or the line."""
+        checked(self.examples, task, config, range, self._names)
 
     def __len__(self) -> int:
         return len(self.examples)

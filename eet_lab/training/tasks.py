@@ -110,27 +110,27 @@ class TrainTask:
                 "this one by transformers."
             )
 
-    def read(self, examples: Sequence[Example], config: Config) -> list[tuple[Readable, np.ndarray | None]]:
+    def read(
+        self, examples: Sequence[Example], config: Config, names: Sequence[str]
+    ) -> list[tuple[Readable, np.ndarray | None]]:
         """The texts with the places that have a label, and the labels; None: the next tokens, which are not checked
-        here. Errors: TrainingError, which names the first.
+        here. Errors: TrainingError, which calls the first that is wrong by its name.
         """
         found, limit = [], self.num_labels(config)
-        for number, example in enumerate(examples, 1):
+        for name, example in zip(names, examples, strict=True):
             try:
                 places, labels = self.labelled(example)
             except (TypeError, ValueError) as error:
-                raise TrainingError(f"Example {number} has labels that {self.name} cannot read: {error}") from error
+                raise TrainingError(f"{name} has labels that {self.name} cannot read: {error}") from error
             found.append((example.read(places, config), labels))
-        given = [(number, labels) for number, (_, labels) in enumerate(found, 1) if labels is not None]
+        given = [(name, labels) for name, (_, labels) in zip(names, found, strict=True) if labels is not None]
         if not _are_within(limit, [labels for _, labels in given]):
-            number, labels = next(each for each in given if not _are_within(limit, [each[1]]))
+            name, labels = next(each for each in given if not _are_within(limit, [each[1]]))
             wrong = next(label for label in labels.tolist() if not 0 <= label < limit)
             remedy = f", or {IGNORED} where nothing is learned"
             if self.labelled is _class:
                 remedy = ". An example without a class must be left out"
-            raise TrainingError(
-                f"Example {number} has the label {told(wrong)}, but labels are from 0 to {limit - 1:,}{remedy}."
-            )
+            raise TrainingError(f"{name} has the label {told(wrong)}, but labels are from 0 to {limit - 1:,}{remedy}.")
         if not any(len(text.asked) for text, _ in found):
             none = "The example has no label" if len(found) == 1 else f"None of the {len(found):,} examples has a label"
             longer = "a text of two tokens at least, or " if self.labelled is _next_tokens else ""

@@ -89,7 +89,7 @@ class TrainPage(ActionPage):
         kind = "text or JSONL" if asked.reads_text(model) else "JSONL with labels"
         help = "" if data.disabled else f" A file: {kind}; a tenth is held out."
         folder = W.Text(asked.folder, placeholder="none", **text)
-        warmup, row_tokens = (W.IntText(each, layout=WIDE) for each in (asked.warmup, asked.row_tokens))
+        warmup, row_tokens = (W.IntText(each, layout=WIDE) for each in (asked.warmup, asked.tokens_a_row(model)))
         row_tokens.disabled = not of_text
         most = f"At most the model’s context, {model.config.context:,}." if of_text else "Examples are read whole."
         fields = {

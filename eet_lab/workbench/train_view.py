@@ -107,8 +107,8 @@ class TrainView(ActionView):
     lines with a "text" each; for classes and answers JSON lines with a "text" or "ids", and "labels". Without one, what
     ships is read: Python's documentation, numbers in words, or drawn digits. `folder` is where the checkpoint is kept.
     `lr` rises over `warmup_steps` (default: five, or all of fewer `steps`). Each of `steps` reads `batch_rows`
-    examples, or rows of `row_tokens` tokens. `run` is what the last run did, `trained` the model after it, and
-    `compared` the last comparison or ladder.
+    examples, or rows of `row_tokens` tokens (default: 128, or the model's context). `run` is what the last run did,
+    `trained` the model after it, and `compared` the last comparison or ladder.
 
     Opening another view closes this one. `close()` stops the training and ends its threads. Errors: ModelError,
     TrainingError.
@@ -125,7 +125,7 @@ class TrainView(ActionView):
         lr: float = 3e-5,
         steps: int = 40,
         batch_rows: int = 4,
-        row_tokens: int = 128,
+        row_tokens: int | None = None,
         warmup_steps: int | None = None,
         dropout: float = 0.0,
         task: str | None = None,

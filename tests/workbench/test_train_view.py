@@ -173,7 +173,7 @@ def test_a_wrong_field_is_told(view: TrainView) -> None:
         ("batch_rows", 0, "batch_rows is 0"),
         ("batch_rows", 10**9, "A batch would have 12,000,000,000 tokens"),
         ("row_tokens", 1, "row_tokens is 1"),
-        ("row_tokens", 65, "context is 64"),
+        ("row_tokens", 65, "row_tokens is 65, but it must be a whole number from 2 to 64 (the model&#x27;s context)"),
         ("dropout", 1.0, "dropout is 1"),
         ("folder", "/dev/null/" + "x" * 300, "cannot be saved in /dev/null"),
         ("data", "no-such <b>file", "no-such &lt;b&gt;file"),
