@@ -155,7 +155,7 @@ def checked_prompts(
         length, new_tokens = len(rows[longest]), each[longest].max_new_tokens
         raise PromptError(
             f"Prompt {longest + 1} has {counted(length, 'token')}; with {new_tokens:,} new ones it would pass the "
-            f"model's context of {config.context:,} tokens. {to_fit(config.context - length)}"
+            f"{config.limit}. {to_fit(config.context - length)}"
         )
     return rows
 
@@ -253,8 +253,8 @@ def checked_columns(num_rows: int, prompt_tokens: int, max_new_tokens: int, conf
     columns = prompt_tokens + max_new_tokens
     if columns > config.context:
         raise PromptError(
-            f"prompt_tokens is {prompt_tokens:,}; with {max_new_tokens:,} new ones it would pass the model's context "
-            f"of {config.context:,} tokens. {to_fit(config.context - prompt_tokens)}"
+            f"prompt_tokens is {prompt_tokens:,}; with {max_new_tokens:,} new ones it would pass the "
+            f"{config.limit}. {to_fit(config.context - prompt_tokens)}"
         )
     return columns
 

@@ -61,6 +61,13 @@ class Config:
         return () if self.eos_id is None else (self.eos_id,)
 
     @property
+    def limit(self) -> str:
+        """What a longer text would pass, for an error."""
+        is_dynamic = self.rope is not None and self.rope.kind == "dynamic"
+        why = " (rope scaling 'dynamic' is not run beyond: its frequencies would change as the KV cache grows)"
+        return f"model's context of {self.context:,} tokens{why if is_dynamic else ''}"
+
+    @property
     def in_training(self) -> Self:
         """The same sizes, of a model that is trained."""
         return replace(self, stage="train")

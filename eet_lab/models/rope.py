@@ -27,6 +27,8 @@ OPTIONAL = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_
 """What "yarn" may tell beside."""
 NAMES = {"rope_theta", "rope_type", "type", "partial_rotary_factor", *OPTIONAL}.union(*REQUIRED.values())
 """What is said once for all layers."""
+MOST_POSITIONS = 2**31 - 1
+"""Positions are 32-bit numbers."""
 REMEDY = "Use a model whose rotary positions are supported, or run this one with transformers."
 
 
@@ -34,6 +36,7 @@ class Rope(NamedTuple):
     """Pair i turns by `theta ** (-2i/D)` radians from one position to the next, but for the scaling.
 
     "dynamic" changes frequencies beyond the model's own context only, which a `Config` ends at: so it changes nothing.
+    There they would depend on the longest text of a batch at each step, and keys in the KV cache have been turned.
     """
 
     theta: float = 10000.0
@@ -50,6 +53,20 @@ class Rope(NamedTuple):
         if over and under:
             return _longer(told["factor"], over) / _longer(told["factor"], under)
         return _longer(told["factor"])
+
+    def context(self, positions: int) -> int:
+        """The longest text in tokens, where the config says max_position_embeddings = `positions`; as in vLLM.
+
+        A longer one that it says is kept.
+        """
+        told = dict(self.numbers)
+        own = {"linear": positions, "yarn": told.get("original_max_position_embeddings", 0)}.get(self.kind, 0)
+        return max(positions, int(min(own * told.get("factor", 1.0), MOST_POSITIONS)))
+
+    def max_position_embeddings(self, context: int) -> int:
+        """The other way round."""
+        factor = dict(self.numbers)["factor"] if self.kind == "linear" else 1.0
+        return math.ceil(context / max(factor, 1.0) - 1e-9)
 
     def inv_freq(self, head_dim: int) -> Tensor:
         """Radians from one position to the next, [D/2] in fp32 on the CPU."""

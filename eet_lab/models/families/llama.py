@@ -36,14 +36,14 @@ def config(settings: Mapping[str, Any]) -> Config:
             f"There are {heads} heads of {head_dim} and {kv_heads} KV heads, but the heads must be a multiple of the "
             "KV heads, and a head an even number; the checkpoint's config is damaged."
         )
-    vocab = reading.size(settings, "vocab_size", SIZES)
+    vocab, rope = reading.size(settings, "vocab_size", SIZES), read_rope(settings)
     return Config(
         num_layers=reading.size(settings, LAYERS, SIZES),
         hidden_size=hidden,
         num_heads=heads,
         ffn_size=reading.size(settings, "intermediate_size", SIZES),
         vocab_size=vocab,
-        context=reading.size(settings, "max_position_embeddings", SIZES),
+        context=rope.context(reading.size(settings, "max_position_embeddings", SIZES)),
         act=reading.choice(settings, "hidden_act", "silu", ACTIVATIONS),
         eps=reading.number(settings, "rms_norm_eps", 1e-6),
         **reading.bos(settings, vocab),
@@ -55,7 +55,7 @@ def config(settings: Mapping[str, Any]) -> Config:
         biases=_biases(settings),
         qk_norm=family == "qwen3",
         window=_window(settings),
-        rope=read_rope(settings),
+        rope=rope,
     )
 
 
@@ -96,7 +96,9 @@ def settings(config: Config) -> dict[str, Any]:
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "intermediate_size": config.ffn_size,
-        "max_position_embeddings": config.context,
+        "max_position_embeddings": config.rope.max_position_embeddings(config.context)
+        if config.rope
+        else config.context,
         "hidden_act": reading.named(config.act, ACTIVATIONS),
         "rms_norm_eps": config.eps,
         "sliding_window": config.window,
