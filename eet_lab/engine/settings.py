@@ -134,11 +134,12 @@ def checked_prompts(
 ) -> list[list[int]]:
     """The prompts as lists of token ids, an empty one as BOS; PromptError for what cannot run."""
     given = _checked_rows("prompts", "Prompt {}", prompts, config)
-    if config.unknown_bos_id is not None and not all(given):
+    if not all(given) and (config.unknown_bos_id is not None or not config.has_bos):
+        ends = f"in the checkpoint's config, and the vocabulary ends at {config.vocab_size - 1:,}"
+        bos = "missing in the checkpoint's config" if not config.has_bos else f"{config.unknown_bos_id:,} {ends}"
         raise PromptError(
-            f"Prompt {given.index([]) + 1} is empty, and would start from BOS, but bos_token_id is "
-            f"{config.unknown_bos_id:,} in the checkpoint's config, and the vocabulary ends at "
-            f"{config.vocab_size - 1:,}. Give the prompt a token, or correct the config."
+            f"Prompt {given.index([]) + 1} is empty, and would start from BOS, but bos_token_id is {bos}. Give the "
+            "prompt a token, or correct the config."
         )
     rows = [row or [config.bos_id] for row in given]
     if not rows:

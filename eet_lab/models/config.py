@@ -48,6 +48,7 @@ class Config:
     stage: str = "generate"  # what such a model is run for, as techniques declare it
     half: str = "float16"  # the 16-bit type that holds what its layers compute
     unknown_bos_id: int | None = None  # the checkpoint's, where the vocabulary lacks it: an empty prompt has no token
+    has_bos: bool = True  # else bos_id stands for any token in forecasts, and an empty prompt has none
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
@@ -59,6 +60,12 @@ class Config:
         if self.eos_ids is not None:
             return self.eos_ids
         return () if self.eos_id is None else (self.eos_id,)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token from which an empty prompt would start, as a config has it."""
+        known = self.bos_id if self.has_bos else None
+        return known if self.unknown_bos_id is None else self.unknown_bos_id
 
     @property
     def limit(self) -> str:

@@ -16,8 +16,8 @@ from eet_lab.errors import ModelError, OutOfMemory
 from eet_lab.models import checkpoint, table
 from eet_lab.models.config import HEADS, Config, EncoderConfig, Seq2SeqConfig
 from eet_lab.models.decoder import Decoder, mapped, tensors
-from eet_lab.models.families import ENCODERS, FAMILIES, SEQ2SEQ, SUPPORTED, TITLES, family_of
-from eet_lab.models.families.reading import OF_GENERATION, ends
+from eet_lab.models.families import DECODERS, ENCODERS, FAMILIES, SEQ2SEQ, SUPPORTED, TITLES, family_of
+from eet_lab.models.families.reading import OF_GENERATION, bos, ends
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.values import named
 from eet_lab.models.vision import AnyEncoder
@@ -174,6 +174,8 @@ def _loaded(
     config: Config = module.config(settings)
     if module not in ENCODERS:
         config = replace(config, eos_ids=ends(told, config.vocab_size))
+    if module in DECODERS:
+        config = replace(config, **bos(told, config.vocab_size))
     given = {_bare(name, module): tensor.detach() for name, tensor in state.items()}
     del state  # what was taken over can go
     for name in [n for n in given if n.endswith(module.BUFFERS)]:  # of old checkpoints

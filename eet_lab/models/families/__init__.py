@@ -52,7 +52,7 @@ def settings_of(config: Config) -> dict[str, Any]:
         "model_type": config.family,
         "architectures": [_architecture(config, module.MODEL_TYPES[config.family][1])],
         "vocab_size": config.vocab_size,
-        "bos_token_id": config.bos_id if config.unknown_bos_id is None else config.unknown_bos_id,
+        "bos_token_id": config.bos_token_id,
         "eos_token_id": config.eos_id,
         "tie_word_embeddings": config.tied_head,
     }

@@ -22,6 +22,8 @@ GENERATED = {
 """The special tokens of encoder-decoders."""
 OF_GENERATION = (*GENERATED.values(), "bad_words_ids", "suppress_tokens")
 """What generation_config.json tells where there is one, and config.json else."""
+BOS = {"gpt2": 50256, "opt": 2, "llama": 1, "mistral": 1}
+"""The `bos_token_id` of a config that does not say; other decoders have none."""
 ENCODER_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 
 
@@ -102,14 +104,16 @@ def classes_settings(config: EncoderConfig) -> dict[str, Any]:
 
 
 def bos(settings: Settings, vocab: int) -> dict[str, Any]:
-    """What the config tells of the token that an empty prompt stands for; 0 where there is none.
+    """What the config tells of the token that an empty prompt stands for.
 
-    One outside the vocabulary is kept as such, as transformers does: other prompts and training need none.
+    Without one, or with one outside the vocabulary, it is kept as such, as in transformers: other prompts and training
+    need none. Where the config does not say it is that of the family's class there.
     """
-    token = token_id(settings, "bos_token_id")
-    if token is not None and token >= vocab:
-        return {"bos_id": 0, "unknown_bos_id": token}
-    return {"bos_id": token or 0}
+    usual = {"bos_token_id": BOS.get(settings["model_type"])}
+    token = token_id({**usual, **settings}, "bos_token_id")
+    is_known = token is not None and token < vocab
+    unknown = None if is_known else token
+    return {"bos_id": token if is_known else 0, "unknown_bos_id": unknown, "has_bos": token is not None}
 
 
 def generated(settings: Settings) -> dict[str, Any]:
