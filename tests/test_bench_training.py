@@ -21,7 +21,7 @@ from eet_lab.bench.cost import train_flops
 from eet_lab.bench.gradients import Fp32Reference, by_checkpoint_names, checkpoint_names, largest
 from eet_lab.bench.rows import append, markdown, read
 from eet_lab.bench.timing import LeftOut
-from eet_lab.bench.train_compare import compare_training, ladder_training
+from eet_lab.bench.train_compare import BUDGETS, COMPARED, compare_training, ladder_training, largest_difference
 from eet_lab.bench.training import train_all
 from eet_lab.bench.workloads import TrainBatch, parse
 from eet_lab.commands.bench_tables import train_table
@@ -31,7 +31,7 @@ from eet_lab.models import load
 from eet_lab.models.config import PRESETS
 from eet_lab.models.weights import state_of
 from eet_lab.technique import Recipe
-from eet_lab.training import Rows, Trainer
+from eet_lab.training import Rows, Trainer, TrainSettings
 from eet_lab.training.step import Work
 
 PROVIDERS = ("eet_lab", "hf-eager", "hf-sdpa")
@@ -236,11 +236,29 @@ def test_two_recipes_take_the_same_steps_in_turn():
     assert same.verdict == "identical" and same.max_error == 0 and "to the bit" in same.explanation
     assert same.baseline.losses == found.baseline.losses
     off = replace(found, selection=replace(found.selection, steps=found.selection.steps[:1]), max_error=0.5)
-    assert off.verdict == "different" and "0.5 apart" in off.explanation
+    assert off.verdict == "different" and "0.5 apart, as a share" in off.explanation
     lost = replace(off, max_error=math.inf)
     assert lost.verdict == "different" and "not finite" in lost.explanation
     with pytest.raises(RecipeError, match="memory_reuse"):
         compare_training(model, rows, "memory_reuse", **how)
+
+
+def test_losses_near_zero_and_late_ones_are_not_called_different():
+    """Logits are as exact where their loss is small, and steps grow apart by rounding."""
+    slow, budget = [5.0, *[0.4] * 30], BUDGETS[torch.float32]
+    near_zero = [*slow[:10], *[9e-5] * 21], [*slow[:10], *[8.9e-5] * 21]
+    late = slow, [*slow[:COMPARED], *[0.41] * 11]
+    wrong = slow, [5.0, *[0.41] * 30]
+    errors = [largest_difference(*losses) for losses in (near_zero, late, wrong)]
+    assert errors[0] < errors[1] + budget < errors[2] == pytest.approx(0.01)
+    assert largest_difference(slow, [*slow[:-1], math.nan]) == math.inf
+
+
+def test_a_text_that_is_learned_by_heart_keeps_its_verdict():
+    model = families.ours("gpt2")
+    rows, settings = Rows([5, 6, 7, 8] * 9, 4), TrainSettings(lr=3e-2)
+    found = compare_training(model, rows, "all", batch_rows=2, repeats=60, settings=settings)
+    assert found.baseline.losses[-1] < 0.01 and found.verdict in ("identical", "within rounding"), found.explanation
 
 
 def test_a_ladder_of_training_credits_each_technique_and_stops_with_what_it_has(monkeypatch):

@@ -28,7 +28,13 @@ from eet_lab.training.data import Batches, check_batches
 from eet_lab.words import plain
 
 BUDGETS = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
-"""How far apart two losses of a step may be, as a share: sums in another order grow apart from step to step."""
+"""How far apart two losses of a step may be, as a share of the loss, or in nats where that is below one: logits are no
+more exact where their loss is near zero.
+"""
+COMPARED = 20
+"""Losses of so many steps are compared: a recipe that is wrong parts in the first, and differences of sums in another
+order grow from step to step.
+"""
 WARM = 2
 """Steps before those that are timed: the optimizer's state is made in the first."""
 
@@ -61,7 +67,8 @@ class TrainedSide:
 class TrainComparison:
     """Two recipes that took the same steps in turn. `change` is that of the milliseconds a step.
 
-    `max_error` is the largest relative difference of two losses of a step, and `budget` what it may be.
+    `max_error` is the largest difference of two losses of one of the first steps, and `budget` what it may be: shares
+    of the loss, or nats where that is below one.
     """
 
     environment: Environment
@@ -85,7 +92,10 @@ class TrainComparison:
             return "The losses of all steps are the same to the bit."
         if self.max_error == math.inf:
             return "The loss of a step is not finite."
-        return f"Losses of a step are at most {plain(self.max_error)} apart, as a share; the budget is {self.budget}."
+        return (
+            f"Losses of the first {min(COMPARED, len(self.baseline.steps))} steps are at most {plain(self.max_error)} "
+            f"apart, as a share, or in nats below a loss of one; the budget is {self.budget}."
+        )
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with numbers: one row per recipe; `loss` is that of the last step."""
@@ -299,8 +309,14 @@ def _compared(where: Environment, before: _Side, after: _Side) -> TrainCompariso
     """What is known of two by now, over the steps that both took."""
     num = min(each.num_steps for each in (before, after))
     one, other = (each.trained(num) for each in (before, after))
-    error = largest(abs(b / a - 1) for a, b in zip(one.losses, other.losses, strict=True))
+    error = largest_difference(one.losses, other.losses)
     return TrainComparison(where, one, other, _change(before, after), error, BUDGETS[before.dtype])
+
+
+def largest_difference(before: Sequence[float], after: Sequence[float]) -> float:
+    """`TrainComparison.max_error` of losses; infinite where one of any step is not finite."""
+    errors = [abs(b - a) / max(abs(a), 1.0) for a, b in zip(before, after, strict=True)]
+    return largest(errors[:COMPARED]) if largest(errors) < math.inf else math.inf
 
 
 def _take_steps(
