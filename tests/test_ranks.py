@@ -228,6 +228,40 @@ def one_has_less_memory_or_is_stopped(network) -> None:
     assert run(trainer, Rows([*range(5, 80)], 9), **asked).was_stopped and trainer.num_steps == 1
 
 
+def through_checkpoints(network, folder: Path) -> None:
+    """A run that writes checkpoints, is stopped, is resumed, and fails: each rank has all of it."""
+    rows, stop, is_second = Rows([*range(5, 80)], 9), Event(), dist.get_rank() == 1
+
+    def on_step(step) -> None:
+        if is_second and step.number == 4:
+            stop.set()  # on one rank alone
+
+    asked = {"batch_rows": 2, "folder": folder, "save_every": 2}
+    first = Trainer(network, settings=SETTINGS)
+    assert len(run(first, rows, max_steps=4, **asked).steps) == 4
+    stopped = run(first, rows, max_steps=9, on_step=on_step, cancel=stop, **asked)
+    assert stopped.was_stopped and [step.number for step in stopped.steps] == [4]
+    whole, resumed = Trainer(network, settings=SETTINGS), Trainer(network, settings=SETTINGS)
+    run(whole, rows, max_steps=8, batch_rows=2)
+    resumed.resume(folder)
+    assert resumed.num_steps == 5
+    run(resumed, rows, max_steps=8, **asked)
+    assert all(map(torch.equal, whole.parameters.values(), resumed.parameters.values()))
+
+    def broken(step) -> None:
+        if resumed.num_steps == 9:
+            next(iter(resumed.parameters.values())).detach().fill_(torch.nan)
+
+    with pytest.raises(TrainingError, match="loss"):
+        run(resumed, rows, max_steps=12, on_step=broken, **{**asked, "save_every": 1})
+    whole.resume(folder)
+    assert whole.num_steps == 8 and [path.name for path in folder.iterdir()] == ["trainer.pt"]
+
+
+def test_ranks_write_checkpoints_stop_and_resume(tmp_path):
+    launch(through_checkpoints, 2, families.ours("gpt2").network, tmp_path)
+
+
 def test_what_one_rank_cannot_is_told_to_the_other():
     launch(one_has_less_memory_or_is_stopped, 2, families.ours("gpt2").network)
 
