@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from contextlib import nullcontext
 from pathlib import Path
@@ -33,12 +34,27 @@ def test_a_model_learns_a_file_is_saved_and_goes_on(tmp_path, data, capsys, monk
     assert main([*words, "--steps", "5"]) == 2 and "holds a checkpoint, which this" in capsys.readouterr().err
     assert main([*words, "--steps", "3", "--resume"]) == 2 and "already has 3 steps" in capsys.readouterr().err
     stop = threading.Event()
-    monkeypatch.setattr("eet_lab.commands.terminal.stoppable", lambda: nullcontext(stop))
+    monkeypatch.setattr("eet_lab.commands.terminal.stoppable", lambda *_: nullcontext(stop))
     monkeypatch.setattr("eet_lab.commands.terminal.ProgressLine.__call__", lambda _, done, *__: done > 3 and stop.set())
     assert main([*words, "--steps", "9", "--resume"]) == 130 and "1 step in" in capsys.readouterr().out
     stop.clear()
     monkeypatch.setattr("eet_lab.commands.terminal.ProgressLine.__call__", lambda *_: None)
     assert main([*words, "--steps", "5", "--resume"]) == 0 and "1 step in" in capsys.readouterr().out
+
+
+def test_sigterm_keeps_what_was_learned(tmp_path, data, capsys, monkeypatch):
+    """As Slurm and Kubernetes end a job; the handler is called as the signal would."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def tells(_: object, done: int, *__: object) -> None:
+        if done == 3:
+            signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)
+
+    monkeypatch.setattr("eet_lab.commands.terminal.ProgressLine.__call__", tells)
+    words = ["train", "--model", "demo", "--data", data, *SMALL, "--checkpoint", str(tmp_path / "run")]
+    assert main([*words, "--steps", "9", "--save", str(tmp_path / "tuned")]) == 130
+    assert "3 steps in" in capsys.readouterr().out and signal.getsignal(signal.SIGTERM) is before
+    assert (tmp_path / "run" / "trainer.pt").is_file() and load(tmp_path / "tuned", device="cpu").config
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ def test_the_command_trains_and_saves(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["train", "translater-tiny"]) == 2 and "Did you mean 'translator-tiny'" in capsys.readouterr().err
     assert main(["train", "vit-tiny", "--steps", "0"]) == 2 and "eet-lab: --steps is 0, but" in capsys.readouterr().err
     stop = threading.Event()
-    monkeypatch.setattr("eet_lab.commands.terminal.stoppable", lambda: nullcontext(stop))
+    monkeypatch.setattr("eet_lab.commands.terminal.stoppable", lambda *_: nullcontext(stop))
     monkeypatch.setattr("eet_lab.commands.terminal.ProgressLine.__call__", lambda _, done, *__: done and stop.set())
     words[3] = "20"
     assert main(words) == 130

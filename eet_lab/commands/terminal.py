@@ -34,8 +34,10 @@ def check_writable(*paths: Path | None) -> None:
 
 
 @contextmanager
-def stoppable() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, so that a run ends at its next step; a second Ctrl-C interrupts at once."""
+def stoppable(*others: signal.Signals) -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets, so that a run ends at its next step; a second Ctrl-C interrupts at once. `others` are
+    signals that do the same.
+    """
     stop = threading.Event()
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:
@@ -46,19 +48,22 @@ def stoppable() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield stop
         return
-    before = signal.signal(signal.SIGINT, on_interrupt)
+    before = {number: signal.signal(number, on_interrupt) for number in (signal.SIGINT, *others)}
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
-def followed(clock: Clock | None = None) -> Iterator[tuple[ProgressLine, threading.Event]]:
-    """A run: the line that tells its progress, which is gone at the end, and the event that stops it."""
+def followed(clock: Clock | None = None, *others: signal.Signals) -> Iterator[tuple[ProgressLine, threading.Event]]:
+    """A run: the line that tells its progress, which is gone at the end, and the event that stops it: Ctrl-C sets it,
+    and so do `others`.
+    """
     line = ProgressLine(clock)
     try:
-        with stoppable() as stop:
+        with stoppable(*others) as stop:
             yield line, stop
     finally:
         line.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,7 +35,8 @@ digits, some of them masked), translator-tiny, vit-tiny (scikit-learn's handwrit
 else drawn ones).
 
 Data: a text file, or JSON lines with a "text" each; for tasks that have labels, JSON lines with a "text" or its "ids",
-and "labels". A tenth of it is held out, at most 64 rows. Ctrl-C ends the training, and keeps what was learned.
+and "labels". A tenth of it is held out, at most 64 rows. Ctrl-C or SIGTERM ends the training, and keeps what was
+learned.
 """
 OWN: Sequence[tuple[str, Callable[[str], object], str, str]] = (
     ("data", str, "FILE", "training data (default: what ships for its task)"),
@@ -105,7 +107,7 @@ def _train_demo(args: argparse.Namespace) -> int:
     kind, config = kind_of(device), demo.config.in_training
     recipe = Recipe.parse(args.recipe, kind, config).check(kind, config)
     _tell_overwritten(args)
-    with followed(Clock()) as (line, stop):
+    with followed(Clock(), signal.SIGTERM) as (line, stop):
         line(0, demo.steps, "reading what was held out")
         found = train_demo(demo, recipe.parts, device=device, dtype=dtype, progress=line, cancel=stop)
     print(f"{demo.title}: {found.model.config.num_params:,} weights, {found.model.dtype} on {device}, {recipe}")
@@ -149,7 +151,7 @@ def _train_own(args: argparse.Namespace) -> int:
     elif asked.place is None:
         print("An error in mid-run would lose what is learned; --checkpoint keeps it.", file=sys.stderr)
     _tell_overwritten(args)
-    with cpu_threads(model.device), present(model.network.device), followed(Clock()) as (line, stop):
+    with cpu_threads(model.device), present(model.network.device), followed(Clock(), signal.SIGTERM) as (line, stop):
         trainer = asked.trainer(model, args.resume)
         line(trainer.num_steps, asked.steps, "reading what was held out")
         begin = perf_counter()
