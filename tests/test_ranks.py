@@ -270,26 +270,6 @@ def test_ranks_that_are_given_different_things_are_told_before_weights_change():
     launch(given_apart, 2, families.ours("gpt2").network, language())
 
 
-def keeps_checkpoints(network, folder: Path) -> None:
-    """A run of two ranks that is stopped, and one that goes on."""
-    stop, rows, asked = Event(), Rows([*range(5, 95)], 9, seed=2), {"batch_rows": 2, "save_every": 1, "folder": folder}
-    first = run(
-        Trainer(network, settings=SETTINGS), rows, max_steps=4, cancel=stop, on_step=lambda step: stop.set(), **asked
-    )
-    assert first.was_stopped and len(first.losses) == 1
-    trainer = Trainer(network, settings=SETTINGS)
-    trainer.resume(folder)
-    assert trainer.num_steps == 1
-    assert len(run(trainer, rows, max_steps=4, **asked).losses) == 3
-    again = Trainer(network, settings=SETTINGS)
-    again.resume(folder)
-    assert again.num_steps == 4 and all(map(torch.equal, again.parameters.values(), trainer.parameters.values()))
-
-
-def test_ranks_keep_checkpoints_of_a_run(tmp_path):
-    launch(keeps_checkpoints, 2, families.ours("gpt2").network, tmp_path / "run")
-
-
 def group_ends(network, examples) -> None:
     """As a script that torchrun starts ends its group; `launch` has one of its own to end."""
     Trainer(network, settings=SETTINGS).step(examples)
