@@ -54,6 +54,7 @@ def test_each_technique_changes_the_phases_that_it_is_for(mapped):
 
 def test_steps_are_timed_until_enough_is_known():
     found = fusion_map(families.ours("gpt2"), BATCH, "pre_padding", budget_s=0)
+    assert "<th>backward</th>" in found._repr_html_()
     _, padded = found.rungs
     assert {*padded.changes} == {*PHASES, "step"} and {each.num_pairs for each in padded.changes.values()} <= {6, 8}
     with pytest.raises(PromptError, match="budget_s is -1"):

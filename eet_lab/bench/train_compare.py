@@ -101,6 +101,14 @@ class TrainComparison:
         """A pandas DataFrame with numbers: one row per recipe; `loss` is that of the last step."""
         return tables.runs_frame({"baseline": self.baseline.record(), "selection": self.selection.record()})
 
+    @property
+    def _remarks(self) -> list[str]:
+        step = [] if self.change is None else [f"A step: {self.change.words('ms')}."]
+        return [*step, f"Same loss curve? {self.verdict}. {self.explanation}"]
+
+    def _repr_html_(self) -> str:
+        return tables.framed(self, *self._remarks)
+
 
 @dataclass(frozen=True)
 class TrainRung:
@@ -136,6 +144,9 @@ class TrainLadder:
             for rungs in (self.rungs, self.left_out)
         )
         return tables.rungs_frame([first, *added], left_out)
+
+    def _repr_html_(self) -> str:
+        return tables.framed(self, "All techniques beside none:", *self.whole._remarks)
 
 
 def _record(
