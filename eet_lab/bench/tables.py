@@ -90,12 +90,6 @@ def html(result: Any) -> str:
     )
 
 
-def framed(result: Any, *remarks: str) -> str:
-    """The DataFrame of a result as HTML, and remarks below it."""
-    notes = "".join(f"<li>{markup.escape(remark)}</li>" for remark in remarks)
-    return f"{result.to_frame().to_html(float_format='{:.4g}'.format, na_rep='–')}<ul>{notes}</ul>"
-
-
 def _run(result: Run) -> tuple[str, Rows, list[str]]:
     m = result.measurement
     rows: Rows = [["", m.recipe]]

@@ -101,13 +101,10 @@ class TrainComparison:
         """A pandas DataFrame with numbers: one row per recipe; `loss` is that of the last step."""
         return tables.runs_frame({"baseline": self.baseline.record(), "selection": self.selection.record()})
 
-    @property
-    def _remarks(self) -> list[str]:
-        step = [] if self.change is None else [f"A step: {self.change.words('ms')}."]
-        return [*step, f"Same loss curve? {self.verdict}. {self.explanation}"]
-
     def _repr_html_(self) -> str:
-        return tables.framed(self, *self._remarks)
+        from eet_lab.figures.training import comparison_table  # figures read results
+
+        return comparison_table(self)
 
 
 @dataclass(frozen=True)
@@ -146,7 +143,9 @@ class TrainLadder:
         return tables.rungs_frame([first, *added], left_out)
 
     def _repr_html_(self) -> str:
-        return tables.framed(self, "All techniques beside none:", *self.whole._remarks)
+        from eet_lab.figures.training import ladder_table
+
+        return ladder_table(self)
 
 
 def _record(
