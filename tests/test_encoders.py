@@ -28,7 +28,7 @@ from test_lifetimes import OPS
 import eet_lab
 from eet_lab.engine import tasks
 from eet_lab.engine.encode import EncoderEngine
-from eet_lab.errors import OutOfMemory, RecipeError
+from eet_lab.errors import OutOfMemory, PromptError, RecipeError
 from eet_lab.memory import live_bytes
 from eet_lab.models import load
 from eet_lab.parts import Ops
@@ -36,6 +36,7 @@ from eet_lab.parts.attend import DenseMask
 from eet_lab.parts.passes import Batching, Text
 from eet_lab.parts.trace import Trace
 from eet_lab.technique import Recipe, Technique, everything, register, registry
+from eet_lab.training import Example, Trainer
 
 RECIPES = (
     "baseline",
@@ -298,6 +299,17 @@ def test_no_memory_is_told(monkeypatch):
 
 
 # --- errors
+
+
+def test_pads_within_a_text_are_refused_where_they_have_no_position():
+    """RoBERTa counts positions past them; BERT has one for each, as for every token."""
+    with pytest.raises(PromptError, match=r"Text 2 has 1 as token 3 of 4, .*pad_token_id.*Take pads out"):
+        eet_lab.encode(ours("roberta"), [[7, 8], [7, 8, 1, 9]])
+    with pytest.raises(PromptError, match="Text 1 has 1 as token 2 of 2"):
+        Trainer(ours("roberta-classes").network).step([Example([7, 1], 0)])
+    row = [7, 0, 9]
+    found = eet_lab.encode(ours("bert"), [row], pool=None).vectors[0]
+    assert torch.allclose(torch.as_tensor(found), told("bert", row).last_hidden_state[0], atol=1e-5)
 
 
 # --- presets

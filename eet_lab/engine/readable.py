@@ -55,9 +55,23 @@ def _check_finite(pixels: Sequence[Tensor], waits: bool) -> None:
         raise PromptError(f"Image {number} has pixels that are not finite{PIXELS}")
 
 
+def _check_no_pads(rows: Sequence[Sequence[int]], config: EncoderConfig) -> None:
+    """PromptError for pads within a text: RoBERTa has no positions for them, and other tokens' do not count them."""
+    pad = config.first_position - 1
+    for number, row in enumerate(rows, 1):
+        if pad in row:
+            place = [*row].index(pad) + 1
+            raise PromptError(
+                f"Text {number} has {pad} as token {place} of {len(row):,}, which is RoBERTa's pad (pad_token_id) and "
+                "has no position in a text. Take pads out: texts of any lengths are read together."
+            )
+
+
 def _readable_texts(texts: Sequence[Text], config: EncoderConfig, truncate: bool) -> list[Text]:
     """Either all of them have token types, or none."""
     rows = checked_texts([text.ids for text in texts], config, truncate)
+    if config.family == "roberta":
+        _check_no_pads(rows, config)
     typed, found = config.num_types > 0 and any(text.types is not None for text in texts), []
     for number, (text, row) in enumerate(zip(texts, rows, strict=True), 1):
         if not typed and len(row) == len(text.ids) and text.asked in ((), (0,), range(len(row))):
