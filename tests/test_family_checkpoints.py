@@ -153,6 +153,17 @@ def test_weights_without_room_are_told_before_they_are_made(monkeypatch):
         load("llama-8b", device="cpu")
 
 
+def test_what_is_saved_has_the_dtype_that_was_loaded(tmp_path):
+    """On a CPU float32 unless one is asked for: to the bit it is then in the checkpoint's own."""
+    deepcopy(theirs("llama")).to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
+    original = load_file(tmp_path / "theirs" / "model.safetensors")
+    for dtype, kind in ((None, torch.float32), ("bfloat16", torch.bfloat16)):
+        load(tmp_path / "theirs", device="cpu", dtype=dtype).save(tmp_path / "ours")
+        written = load_file(tmp_path / "ours" / "model.safetensors")
+        assert {tensor.dtype for tensor in written.values()} == {kind}
+        assert all(torch.equal(written[name], tensor.to(kind)) for name, tensor in original.items())
+
+
 @pytest.mark.parametrize("switch", ["scale_attn_weights", "scale_attn_by_inverse_layer_idx"])
 def test_gpt2_with_scaled_scores_is_saved_as_one_that_says_the_same(switch, tmp_path):
     live = make_gpt2(**{switch: switch != "scale_attn_weights"})

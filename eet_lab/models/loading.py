@@ -129,7 +129,11 @@ class Model:
     def save(self, folder: str | os.PathLike) -> None:
         """Write it as a Hugging Face checkpoint, in its present dtype: config.json, model.safetensors, and what its own
         checkpoint had of a tokenizer, or tokenizer.json; a tokenizer of transformers has a `save_pretrained` of its
-        own. Each weight is as it was loaded, to the bit. Errors: ModelError.
+        own. Errors: ModelError.
+
+        Each weight is as it was, to the bit, where the checkpoint's dtype is the one loaded: on a CPU that is float32
+        unless `dtype` says another, and a model has one dtype. Of a GPT-2 whose config scales scores in another way
+        (`scale_attn_weights`, `scale_attn_by_inverse_layer_idx`) the scale is written into the queries' weights.
         """
         settings = settings_of(self.config) if self.settings is None else self.settings
         path = folder_path(folder, ModelError)
