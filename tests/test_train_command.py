@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from eet_lab.cli import main
+from eet_lab.errors import TrainingError
 from eet_lab.models import load
+from eet_lab.training import checkpoint
 
 SMALL = ["--row-tokens", "8", "--batch-rows", "2", "--lr", "1e-3", "--device", "cpu"]
 
@@ -40,6 +42,24 @@ def test_a_model_learns_a_file_is_saved_and_goes_on(tmp_path, data, capsys, monk
     stop.clear()
     monkeypatch.setattr("eet_lab.commands.terminal.ProgressLine.__call__", lambda *_: None)
     assert main([*words, "--steps", "5", "--resume"]) == 0 and "1 step in" in capsys.readouterr().out
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_what_was_learned(tmp_path, data, capsys, monkeypatch):
+    """The model is saved elsewhere, on a disk that may have room."""
+    write, written = checkpoint.write, []
+
+    def full(folder, state):
+        written.append(folder)
+        if len(written) == 2:
+            raise TrainingError("The training cannot be saved: No space left on device.")
+        return write(folder, state)
+
+    monkeypatch.setattr(checkpoint, "write", full)
+    words = ["train", "--model", "demo", "--data", data, *SMALL, "--checkpoint", str(tmp_path / "run")]
+    assert main([*words, "--steps", "9", "--save", str(tmp_path / "tuned")]) == 2
+    told = capsys.readouterr().err
+    assert "No space left on device" in told and f"saved in {tmp_path / 'tuned'}, after 2 steps" in told
+    assert load(tmp_path / "tuned", device="cpu").config
 
 
 def test_sigterm_keeps_what_was_learned(tmp_path, data, capsys, monkeypatch):

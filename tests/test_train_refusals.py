@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+from io import FileIO
 
 import encoders
 import families
@@ -296,13 +297,20 @@ def test_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
         with pytest.raises(TrainingError, match="memory is full .*Make room there, and resume"):
             other.resume(moved)
 
-    def full(state, where):
-        where.write_bytes(whole[:100])
-        raise OSError(28, "No space left on device")
+    save = torch.save
 
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(TrainingError, match="No space left on device.*as it was"):
-        trainer.save(tmp_path)
+    def full(state, where):  # the file is opened by `write`, and torch writes to a disk without room
+        with open("/dev/full", "wb") as no_room:
+            save(state, no_room)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        with pytest.raises(TrainingError, match="No space left on device.*as it was"):
+            trainer.save(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(tmp_path), "open", lambda *_: FileIO("/dev/full", "w"))
+        with pytest.raises(TrainingError, match=r"\(.*No space left on device\), where .* are free"):
+            trainer.save(tmp_path)
     assert path.read_bytes() == whole and [each.name for each in tmp_path.glob("trainer*")] == ["trainer.pt"]
 
     def of_torch(state, where):

@@ -126,10 +126,12 @@ def _train_own(args: argparse.Namespace) -> int:
     from time import perf_counter
 
     from eet_lab.devices import present
+    from eet_lab.errors import EETError
     from eet_lab.models import load
     from eet_lab.progress import Clock
     from eet_lab.threads import cpu_threads
     from eet_lab.training.asked import TrainAsked
+    from eet_lab.training.step import NotFinite
     from eet_lab.words import counted, visible
 
     given = {_field(name): getattr(args, _field(name)) for name, *_ in OWN} | {"steps": args.steps}
@@ -149,13 +151,23 @@ def _train_own(args: argparse.Namespace) -> int:
     if not args.save and asked.place is None:
         print("What is learned will not be kept: give --save.", file=sys.stderr)
     elif asked.place is None:
-        print("An error in mid-run would lose what is learned; --checkpoint keeps it.", file=sys.stderr)
+        print("A process that is killed loses what is learned; --checkpoint keeps it.", file=sys.stderr)
     _tell_overwritten(args)
     with cpu_threads(model.device), present(model.network.device), followed(Clock(), signal.SIGTERM) as (line, stop):
         trainer = asked.trainer(model, args.resume)
         line(trainer.num_steps, asked.steps, "reading what was held out")
         begin = perf_counter()
-        done = asked.train(trainer, rows, held_out, progress=line, cancel=stop)
+        first = trainer.num_steps
+        try:
+            done = asked.train(trainer, rows, held_out, progress=line, cancel=stop)
+        except NotFinite:  # weights that no longer give a loss
+            raise
+        except EETError:
+            if args.save and trainer.num_steps > first:
+                line.clear()
+                replace(model, network=trainer.trained()).save(args.save)
+                print(f"saved in {args.save}, after {counted(trainer.num_steps, 'step')}", file=sys.stderr)
+            raise
         seconds = perf_counter() - begin
     unit = rows.unit
     print(f"{model.name}: {model.config.num_params:,} weights, {model.dtype} on {model.device}, {asked.recipe(model)}")

@@ -38,9 +38,10 @@ def write(folder: str | Path, state: Mapping[str, Any]) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         unfinished.unlink(missing_ok=True)  # a pipe would wait for a reader
-        torch.save({**state, "weights": on_host, "format": FORMAT}, unfinished)
+        with unfinished.open("wb") as file:  # torch's own writer does not say that a disk is full
+            torch.save({**state, "weights": on_host, "format": FORMAT}, file)
         unfinished.replace(path)
-    except (OSError, RuntimeError, ValueError) as error:  # torch's writer has RuntimeError for a full disk
+    except (OSError, RuntimeError, ValueError) as error:
         with suppress(OSError, ValueError):  # what is told is why it could not be written
             unfinished.unlink(missing_ok=True)
         raise TrainingError(
@@ -83,7 +84,7 @@ def restore(folder: str | Path) -> None:
 
 
 def _room(folder: Path) -> str:
-    """How much is free there, in words, as torch's writer does not say that a disk is full; nothing if unknown."""
+    """How much is free there, in words; nothing if unknown."""
     try:
         return f", where {sized(shutil.disk_usage(folder).free)} are free"
     except (OSError, ValueError):  # a name with a NUL byte is a ValueError
