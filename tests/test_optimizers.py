@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import pickle
 from functools import partial
 
 import pytest
@@ -74,6 +75,35 @@ def test_all_tensors_of_a_group_are_one_buffer_and_stay_views():
     whole = optimizer.buffers[0]
     for param, place in zip(whole.params, whole.places, strict=True):
         assert param.data_ptr() == whole.weights[place].data_ptr() and not torch.equal(param, before[0][:1])
+
+
+@pytest.mark.parametrize("of", [copy.deepcopy, lambda found: pickle.loads(pickle.dumps(found))])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(AdamW, torch.bfloat16), (FlatAdamW, torch.float32), (FlatSGD, torch.bfloat16)]
+)
+def test_a_copy_goes_on_apart(kind, dtype, of):
+    """With what was kept of each weight, and buffers of its own."""
+    weights = [torch.nn.Parameter(weight.detach()) for weight in params(groups(dtype))]
+    weights[1].requires_grad_(False)
+    optimizer = kind(weights, lr=0.02, **({"momentum": 0.9} if kind is FlatSGD else {}))
+    trained = [weights[0], *weights[2:]]
+    for number in range(3):
+        step(optimizer, trained, number)
+    copies, second = of((weights, optimizer))
+    before = [weight.detach().clone() for weight in weights]
+    for number in range(3, 6):
+        step(second, [copies[0], *copies[2:]], number)
+    assert all(map(torch.equal, before, weights)) and optimizer.num_steps == 3 and second.num_steps == 6
+    for number in range(3, 6):
+        step(optimizer, trained, number)
+    assert all(map(torch.equal, copies, weights)) and len(second.buffers) == len(optimizer.buffers)
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+def test_a_weight_that_is_given_twice_is_refused():
+    weight = torch.nn.Parameter(torch.ones(2, 3))
+    with pytest.raises(TrainingError, match=r"A weight \[2, 3\] is given 2 times, .* Give each weight once"):
+        FlatAdamW([weight, weight])
 
 
 def test_gradients_that_were_put_elsewhere_are_found():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -13,6 +13,7 @@ from torch import Tensor
 from eet_lab.errors import TrainingError
 from eet_lab.memory.lifetimes import aligned
 from eet_lab.ops.noise import mix, noise_key
+from eet_lab.parts.optimizer_state import DAMAGED, check_values, is_dense, is_step, read_state
 from eet_lab.scheduling.whole import MOST, check_choice
 from eet_lab.words import counted, some, told
 
@@ -20,7 +21,6 @@ MASTERS = ("float32", "none", "stochastic")
 """What 16-bit weights are updated in: a copy in fp32; themselves, rounded to the nearest, or rounded at random."""
 ALIGNED_BYTES = 128
 """Bytes at a multiple of which each tensor begins in a flat buffer: kernels load many at a time."""
-DAMAGED = "it is damaged. Take an older checkpoint."
 MOVED = "would not be updated. Move, freeze or unfreeze the model first, and then make the optimizer."
 
 
@@ -131,18 +131,35 @@ class Buffered(torch.optim.Optimizer):
                 "requires_grad_() on them before the optimizer is made."
             )
         self.master, self.seed = master, seed
+        self._place()
+        if master == "stochastic" and any(buffer.weights.dtype == torch.float16 for buffer in self.buffers):
+            raise TrainingError("master is 'stochastic', which rounds bfloat16; for float16 use 'float32'.")
+
+    def _place(self) -> None:
+        """Move weights into buffers, with moments of 0."""
         self.buffers = [
-            Buffer.of(together, group, self.moments(group), master == "float32")
+            Buffer.of(together, group, self.moments(group), self.master == "float32")
             for group in self.param_groups
             for together in (_alike if self.flat else _alone)(p for p in group["params"] if p.requires_grad)
         ]
-        if master == "stochastic" and any(buffer.weights.dtype == torch.float16 for buffer in self.buffers):
-            raise TrainingError("master is 'stochastic', which rounds bfloat16; for float16 use 'float32'.")
         self._steps = torch.zeros(())  # one for all: PyTorch's are on the host, too
         for buffer in self.buffers:
             for param, place in zip(buffer.params, buffer.places, strict=True):
                 self.state[param] = {"step": self._steps, **buffer.of_param(place, param)}
         self.frozen = [param for param in self._params() if param not in self.state]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy is made of, as by `copy.deepcopy` and `pickle`; each moment for itself, not its whole buffer."""
+        states = {param: {name: kept.clone() for name, kept in own.items()} for param, own in self.state.items()}
+        return {**super().__getstate__(), "state": states, "master": self.master, "seed": self.seed}
+
+    @torch.no_grad()
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "state": defaultdict(dict)})
+        self._place()
+        for param, own in self.state.items():
+            for name, kept in own.items():
+                kept.copy_(state["state"][param][name])
 
     @staticmethod
     def check(settings: dict[str, Any]) -> None:
@@ -225,6 +242,12 @@ class Buffered(torch.optim.Optimizer):
             raise TrainingError("The weights have their places already. Make the optimizer of all groups at once.")
         self.check({**self.defaults, **param_group})
         super().add_param_group(param_group)
+        for param, times in Counter(self.param_groups[-1]["params"]).items():
+            if times > 1:
+                raise TrainingError(
+                    f"A weight {list(param.shape)} is given {times} times, but it can have one place. Give each weight "
+                    "once, as module.parameters() does."
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """The moments of each tensor, which are views of the buffers, in the order of the groups."""
@@ -268,7 +291,7 @@ class Buffered(torch.optim.Optimizer):
 
         Of the weights `whole`, by their names, it must have all but a master copy: nothing of them begins anew.
         """
-        states, sizes = _read(state_dict)
+        states, sizes = read_state(state_dict)
         if sizes != [len(group["params"]) for group in self.param_groups]:
             raise TrainingError(
                 f"The optimizer's state has groups of {sizes} tensors, and this optimizer has others: it is the state "
@@ -281,7 +304,7 @@ class Buffered(torch.optim.Optimizer):
         for i, param in enumerate(self._params()):
             own, saved = self.state.get(param, {}), states.get(i, {})
             for name, value in saved.items():
-                if not (_is_step(value) if name == "step" else is_dense(value)):
+                if not (is_step(value) if name == "step" else is_dense(value)):
                     what = f"a number from 0 to {MOST:,}" if name == "step" else "a dense tensor of floats"
                     raise TrainingError(
                         f"Tensor {i} of the optimizer's state has the {name!s:.40} {told(value)}, but it must be "
@@ -301,7 +324,7 @@ class Buffered(torch.optim.Optimizer):
             num = counted(len(lacks), "tensor")
             raise TrainingError(f"The optimizer's state lacks what it keeps of {num}, {some(lacks)}: {DAMAGED}")
         paths = {param: path for path, param in (whole or {}).items()}
-        _check_values(
+        check_values(
             (name, paths.get(param, f"tensor {i}"), value)
             for i, param in enumerate(self._params())
             for name, value in states.get(i, {}).items()
@@ -322,51 +345,6 @@ class Buffered(torch.optim.Optimizer):
                 weights = rounded_at_random(weights, mix(noise_key(self.seed, update.step.long()) + number))
             # What was skipped stays, even where the master copy says otherwise.
             buffer.weights.copy_(torch.where(update.skip, buffer.weights, weights.to(buffer.weights.dtype)))
-
-
-def is_dense(value: object) -> bool:
-    """Whether it can be copied into weights or moments of the same shape."""
-    if not isinstance(value, Tensor) or value.is_meta:
-        return False
-    return value.layout == torch.strided and value.is_floating_point()
-
-
-def _is_step(value: Any) -> bool:
-    try:
-        return 0 <= float(value) <= MOST
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last for tensors of more than a number
-        return False
-
-
-def _check_values(kept: Iterable[tuple[str, str, Tensor]]) -> None:
-    """TrainingError for moments with which no update makes sense, each with the names of what it is and of its weight.
-
-    A pass that reads them once where they are, and one wait for each device.
-    """
-    on_device: dict[torch.device, list[tuple[str, str, Tensor]]] = {}
-    for name, of, value in kept:
-        on_device.setdefault(value.device, []).append((name, of, torch.stack(value.detach().aminmax()).double()))
-    for found in on_device.values():
-        ranges = torch.stack([ends for _, _, ends in found]).tolist()
-        for (name, of, _), (low, high) in zip(found, ranges, strict=True):
-            least = 0.0 if name.endswith("_sq") else -math.inf  # a mean of squares
-            if bad := [end for end in (low, high) if not (math.isfinite(end) and end >= least)]:
-                allowed = "finite" if least else "finite and at least 0"
-                raise TrainingError(
-                    f"The optimizer's {name} of {of} has the value {bad[0]}, but all must be {allowed}: {DAMAGED}"
-                )
-
-
-def _read(state_dict: Any) -> tuple[Mapping[Any, Mapping[Any, Any]], list[int]]:
-    """The states of tensors by their numbers, and how many each group has. Errors: TrainingError."""
-    found = state_dict if isinstance(state_dict, Mapping) else {}
-    states, groups = found.get("state"), found.get("param_groups")
-    if not isinstance(states, Mapping) or not all(isinstance(each, Mapping) for each in states.values()):
-        raise TrainingError(f"The optimizer's state has no state of each tensor, but {told(states)}: {DAMAGED}")
-    listed: Sequence[Any] = groups if isinstance(groups, list | tuple) else [None]
-    if not all(isinstance(each, Mapping) and isinstance(each.get("params"), list | tuple) for each in listed):
-        raise TrainingError(f"The optimizer's state has no groups of tensors, but {told(groups)}: {DAMAGED}")
-    return states, [len(each["params"]) for each in listed]
 
 
 def is_read_on_host(weights: Tensor) -> bool:

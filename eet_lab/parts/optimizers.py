@@ -128,6 +128,9 @@ class _Flat(Buffered):
         if strange := [name for name in settings if name not in known]:
             raise TrainingError(f"{type(self).__name__} has no {strange[0]!r}; there are {', '.join(known)}.")
         super().__init__(*args, **settings)
+
+    def _place(self) -> None:
+        super()._place()
         seed = mix(mix(self.seed) + (self.seed >> 31))  # as `noise_key` begins
         self._noise = seed if self.master == "stochastic" else None
         self._by_kernel = [takes(buffer.weights) for buffer in self.buffers]

@@ -14,7 +14,7 @@ import torch
 from eet_lab.errors import TrainingError, first_line
 from eet_lab.files import check_folder, check_regular, folder_path
 from eet_lab.ops.oom import is_out_of_memory
-from eet_lab.parts.buffers import is_dense
+from eet_lab.parts.optimizer_state import is_dense
 from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.words import counted, sized, some, type_of, visible
 
