@@ -55,7 +55,7 @@ def check_folder(folder: Path, what: str, error: type[EETError]) -> None:
 
 def folder_path(folder: object, error: type[EETError]) -> Path:
     """The path of a folder that a user named, with the home that ~ stands for; `error` for what is no path."""
-    if not isinstance(folder, str | os.PathLike):
+    if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
         raise error(f"folder is {told(folder)}, but it must be a path, such as 'first-run'.")
     try:
         return Path(folder).expanduser()

@@ -279,6 +279,9 @@ def test_default_prompts_are_ragged(tiny):
     lengths = compare(tiny, recipe="pre_padding", repeats=1, watch=False, max_new_tokens=2).prompt_lengths
     assert len(lengths) == 8
     assert len(set(lengths)) > 4
+    room = tiny.config.context - max(lengths) + 1
+    shorter = compare(tiny, recipe="pre_padding", repeats=1, watch=False, max_new_tokens=room).prompt_lengths
+    assert shorter == tuple(min(length, max(lengths) - 1) for length in lengths)
 
 
 def test_changing_tokens_are_noticed(tiny):

@@ -363,6 +363,8 @@ def test_what_is_no_file_or_no_folder_is_told_and_never_waited_for(tmp_path):
         for wrong, says in ((3, "folder is 3, but it must be a path"), ("a\0b", "null byte")):
             with pytest.raises(TrainingError, match=says):
                 work(wrong)
+    with pytest.raises(ModelError, match="folder is '', but it must be a path"):  # which would be the current one
+        load("demo", device="cpu").save("")
     with pytest.raises(ModelError, match="folder is None, but it must be a path"):
         families.ours("gpt2").save(None)
 

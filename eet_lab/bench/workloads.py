@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -317,11 +317,15 @@ def describe(name: str, rows: Sequence[Sequence[int]], new_tokens: int) -> str:
     return str(Workload(name, len(rows), min(lengths), max(lengths), new_tokens))
 
 
-def default_prompts(model: Model) -> list[str | list[int]]:
-    """Eight ragged prompts: sentences where the model has a tokenizer, else random tokens."""
+def default_prompts(model: Model, new_tokens: int = 0) -> list[list[int]]:
+    """Eight ragged prompts: sentences where the model has a tokenizer, else random tokens. They are cut where they and
+    so many new tokens would pass the context.
+    """
+    rows: Iterable[list[int]] = Workload(model.name, 8, 2, 30, 1).prompts(model.config.vocab_size)
     if model.tokenizer is not None:
-        return list(DEMO_PROMPTS)
-    return list(Workload(model.name, 8, 2, 30, 1).prompts(model.config.vocab_size))
+        rows = map(model.encode, DEMO_PROMPTS)
+    most = max(model.config.context - new_tokens, 1)
+    return [row[:most] for row in rows]
 
 
 @dataclass(frozen=True)
@@ -337,7 +341,8 @@ class RunInputs:
         """The inputs from what the user gave (no prompts: the default ones); PromptError for what cannot run."""
         check_repeats(repeats)
         chosen = Settings.of(**settings)
-        encoded = as_rows(model, default_prompts(model) if prompts is None else prompts)
+        given = default_prompts(model, chosen.max_new_tokens) if prompts is None else prompts
+        encoded = as_rows(model, given)
         return cls(model, checked_prompts(encoded, chosen, model.config), chosen)
 
     def described(self) -> dict[str, Any]:
