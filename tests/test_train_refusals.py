@@ -332,6 +332,16 @@ def test_a_file_that_was_cut_short_is_told_to_be_damaged_and_what_to_do(tmp_path
         assert "it was cut short, or is another file). Resume from an older checkpoint; where there is" in str(
             told.value
         )
+    for place in range(len(whole) // 4, len(whole) // 2, len(whole) // 16):  # among the weights' numbers
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(TrainingError, match=r"\(it is damaged: its part \S+ is not what was written\). Res"):
+            trainer.resume(tmp_path)
+    torch.serialization.set_crc32_options(False)
+    try:
+        trainer.save(tmp_path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    trainer.resume(tmp_path)
     for content, says in (
         ([1], "it holds a list, not what"),
         ({"weights": {}}, "it lacks optimizer, num_steps, format"),

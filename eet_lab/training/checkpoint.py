@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import torch
 
@@ -39,7 +40,8 @@ def write(folder: str | Path, state: Mapping[str, Any]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         unfinished.unlink(missing_ok=True)  # a pipe would wait for a reader
         with unfinished.open("wb") as file:  # torch's own writer does not say that a disk is full
-            torch.save({**state, "weights": on_host, "format": FORMAT}, file)
+            has_sums = torch.serialization.get_crc32_options()
+            torch.save({**state, "weights": on_host, "format": FORMAT, "has_checksums": has_sums}, file)
         unfinished.replace(path)
     except (OSError, RuntimeError, ValueError) as error:
         with suppress(OSError, ValueError):  # what is told is why it could not be written
@@ -132,6 +134,8 @@ def _loaded(path: Path) -> dict[str, Any]:
     """What a file holds, which has all that `write` writes. Errors: ValueError for a damaged file; OSError."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
+        with ZipFile(path) as parts:
+            changed = parts.testzip()  # torch writes checksums, unless told not to, and does not look at them
     except (OSError, MemoryError):
         raise
     except Exception as error:
@@ -142,6 +146,8 @@ def _loaded(path: Path) -> dict[str, Any]:
         raise ValueError(f"of its {size} no weights can be read: it was cut short, or is another file") from error
     if not isinstance(state, dict):
         raise ValueError(f"it holds {type_of(state)}, not what Trainer.save writes")
+    if changed is not None and state.get("has_checksums", True):
+        raise ValueError(f"its part {changed} is not what was written")
     if lacks := [name for name in ("weights", "optimizer", "num_steps", "format") if name not in state]:
         raise ValueError(f"it lacks {', '.join(lacks)}")
     return state
