@@ -57,8 +57,8 @@ class Trainer:
     What the task does not read, such as a pooler, stays as it is. Two trainers with the same model, settings, examples
     and seed make the same steps, to the bit on a CPU; dropout is keyed, so that other layouts of a batch drop the same
     numbers. In a group of torch.distributed, trainers with the same model that are given the same examples train it
-    together: each reads its share, and the first saves. A trainer does one thing at a time. Errors: RecipeError for
-    parts that do not fit, ModelError, TrainingError.
+    together: each reads its share, and the first saves; call each method on all ranks, `save` too, or they wait for
+    each other. It does one thing at a time. Errors: RecipeError for parts that do not fit, ModelError, TrainingError.
     """
 
     BUSY: ClassVar[str] = (
