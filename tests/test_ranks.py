@@ -329,3 +329,10 @@ def test_one_that_raises_ends_all(device, monkeypatch):
         launch(one_fails, 2)
     with pytest.raises(TrainingError, match="num_processes is 0"):
         launch(one_fails, 0)
+
+
+def test_what_is_no_function_of_a_file_is_told():
+    with pytest.raises(TrainingError, match="function is 'work', but it must be a function"):
+        launch("work", 2)
+    with pytest.raises(TrainingError, match="<lambda> cannot be sent to other processes .* stands by itself in a file"):
+        launch(lambda: 1, 2)

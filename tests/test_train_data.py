@@ -102,6 +102,9 @@ def test_files_of_text(tmp_path):
     assert Rows.of_file(model, tmp_path / "mark.txt", 2).ids.tolist() == [model.config.eos_id, *model.encode("A text.")]
     ends = Rows.of_file(model, tmp_path / "a.jsonl", 2).ids.tolist().count(model.config.eos_id)
     assert ends == 2
+    for name in ("a.JSONL", "a.json"):  # whose braces would be words
+        (tmp_path / name).write_bytes((tmp_path / "a.jsonl").read_bytes())
+        assert Rows.of_file(model, tmp_path / name, 2).ids.tolist().count(model.config.eos_id) == 2
     for name, says in (
         ("bad.jsonl", "Line 2 of .* must be an object with a string"),
         ("cut.jsonl", "Line 1 of .* is no JSON"),

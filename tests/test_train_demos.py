@@ -124,6 +124,8 @@ def test_files_of_examples_name_what_is_wrong(tmp_path: Path) -> None:
         Rows.of_file(model, tmp_path / "none.jsonl", 8)
     with pytest.raises(ModelError, match=r"no tokenizer with the word \[MASK\]"):
         demos.masked(load("bert-base", device="meta"), found)
+    with pytest.raises(ModelError, match="of the family gpt2, which learns no masked words"):
+        demos.masked(load("demo", device="cpu"), found)
 
 
 def test_a_file_is_checked_before_any_step(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from eet_lab.engine.settings import checked_texts
 from eet_lab.errors import PromptError
 from eet_lab.models.config import EncoderConfig, VisionConfig
 from eet_lab.parts.passes import Image, Readable, Text
-from eet_lab.words import told
+from eet_lab.words import told, type_of
 
 PIXELS = ", but they must be finite floating-point numbers, as the checkpoint's own image processor makes them."
 
@@ -33,6 +33,11 @@ def readable(
 def _check_image(number: int, image: Readable, config: VisionConfig) -> None:
     if not isinstance(image, Image):
         raise PromptError(f"Image {number} is a text, but this encoder ({config.family}) reads images.")
+    if not isinstance(image.pixels, Tensor):
+        raise PromptError(
+            f"Image {number} has pixels that are {type_of(image.pixels)}, but they must be a tensor: give "
+            "torch.tensor(pixels), or ask the image processor for return_tensors='pt'."
+        )
     if tuple(image.pixels.shape) != config.pixels or image.patch_size != config.patch_size:
         raise PromptError(
             f"Image {number} has the shape {list(image.pixels.shape)}, but this encoder reads {list(config.pixels)} "

@@ -250,7 +250,7 @@ class Masked(Numbered):
 def read_texts(path: str | Path) -> list[str]:
     """The texts of a file: one, or one a line of JSON. Errors: TrainingError, which names the line."""
     path, content = Path(path), _content(path)
-    if path.suffix not in (".jsonl", ".ndjson"):
+    if path.suffix.lower() not in (".jsonl", ".ndjson", ".json"):
         return [content]
     return [_text(row, what) for row, what in _json_lines(path, content)]
 

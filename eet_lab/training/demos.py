@@ -45,9 +45,14 @@ def bundled(model: Model, task: TrainTask, row_tokens: int) -> Numbered:
 def masked(model: Model, rows: Numbered) -> Masked:
     """Rows of texts with some words masked, others in each epoch, for a model to learn masked language modeling from.
 
-    Errors: ModelError where the tokenizer has no word for that.
+    Errors: ModelError where the model learns no masked words, or its tokenizer has no word for that.
     """
-    word = FAMILIES[model.config.family].MASK
+    word = getattr(FAMILIES[model.config.family], "MASK", None)
+    if word is None:
+        raise ModelError(
+            f"{model.name} is of the family {model.config.family}, which learns no masked words: give the "
+            "rows themselves, or an encoder of texts."
+        )
     mask_id = None if model.tokenizer is None else model.tokenizer.id_of(word)
     if mask_id is None:
         raise ModelError(f"{model.name} has no tokenizer with the word {word}. Load it with its own, as tokenizer=.")

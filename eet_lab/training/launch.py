@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from eet_lab import ray_here
 from eet_lab.devices import checked_device, kind_of
 from eet_lab.errors import SetupError, TrainingError
 from eet_lab.scheduling.whole import check_whole
+from eet_lab.words import told
 
 MOST_PROCESSES = 1024
 
@@ -30,6 +32,8 @@ def launch(function: Callable[..., Any], num_processes: int, *args: Any) -> None
     only where there is no GPU. Where one raises, all are ended. Errors: TrainingError.
     """
     check_whole(TrainingError, "num_processes", num_processes, 1, MOST_PROCESSES)
+    if not callable(function):
+        raise TrainingError(f"function is {told(function)}, but it must be a function, which each process calls.")
     is_of_cell = function.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
     if is_of_cell and torch.cuda.is_available():
         raise TrainingError(
@@ -43,6 +47,12 @@ def launch(function: Callable[..., Any], num_processes: int, *args: Any) -> None
         except (multiprocessing.ProcessRaisedException, multiprocessing.ProcessExitedException) as error:
             last = str(error).strip().splitlines()[-1]
             raise TrainingError(f"Rank {error.error_index} failed, and all were ended: {last}") from error
+        except (pickle.PicklingError, AttributeError) as error:  # before any process was there
+            name = getattr(function, "__qualname__", told(function))
+            raise TrainingError(
+                f"{name} cannot be sent to other processes ({error}). Give a function that stands by itself in a file, "
+                "with arguments that can be pickled."
+            ) from error
 
 
 def launch_on_ray(function: Callable[..., Any], num_processes: int, *args: Any, device: str | None = None) -> None:
