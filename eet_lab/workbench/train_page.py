@@ -129,13 +129,15 @@ class TrainPage(ActionPage):
         return replace(self._asked, techniques=ticked, **self.said())
 
     def begin(self, compares: bool) -> None:
-        """Something is asked for: what was told of the last one of its kind goes."""
+        """Something is asked for: what was told of the last one of its kind goes, and charts that would stay empty."""
         if compares:
             self.comparison.value = ""
             self.figure.show()
         else:
             self.headline.value = ""
             self.live.clear()
+        has_run = not compares or any(chart.points for chart in self.live.charts.values())
+        self.live.box.layout.display = None if has_run else "none"
 
     def offer_resume(self, there_is_one: bool, busy: bool) -> None:
         """Whether there is a checkpoint to go on from."""

@@ -84,7 +84,7 @@ class TrainController(ActionController):
         else:
             self.trained = value
             self.page.show_run(value.run, asked.steps, value.mfu)
-            self.page.tell(_kept(asked) or "Done.")
+            self.page.tell(_kept(asked) or ("Stopped." if value.run.was_stopped else "Done."))
 
     def _put_comparison(self, found: Compared, is_last: bool) -> None:
         self.compared = found

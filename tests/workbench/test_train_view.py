@@ -81,6 +81,7 @@ def test_what_is_chosen_is_trained_and_resumed_to_the_bit(view: TrainView, model
     assert page.buttons["resume"].disabled and "on a CPU" in page.box.children[1].value
     click(view, "train")
     run = view.run
+    assert page.live.box.layout.display is None
     assert run is not None and [step.number for step in run.steps] == [*range(5)] and (tmp_path / "run").is_dir()
     first, last = run.evaluations[0].loss, run.evaluations[-1].loss
     assert f"Loss {first:.2f} to {last:.2f} on held-out data in 5 steps" in told(view) and "tokens/s" in told(view)
@@ -121,6 +122,17 @@ def test_stop_takes_effect_within_a_pass_and_keeps_the_checkpoint(view: TrainVie
     assert "Resume goes on from it" in page.status.value and not page.buttons["resume"].disabled
 
 
+def test_a_run_that_is_stopped_and_kept_nowhere_is_not_called_done(view: TrainView) -> None:
+    page, began = view.controller.page, threading.Event()
+    page.fields["steps"].value, page.fields["folder"].value = 1_000_000, ""
+    page.live.push = lambda looks: began.set() if list(looks) else None
+    view.start()
+    view.press("train")
+    assert began.wait(20)
+    view.press("stop")
+    assert view.wait().was_stopped and "Stopped." in page.status.value and "Done" not in page.status.value
+
+
 def test_the_checkpoint_that_is_told_is_that_of_the_run(view: TrainView) -> None:
     folder = view.controller.page.fields["folder"]
     begun_with = folder.value
@@ -139,6 +151,7 @@ def test_ticked_techniques_are_compared_with_none(
     page = view.controller.page
     assert all(box.value != box.disabled for box in page.techniques.values())
     click(view, "compare")
+    assert page.live.box.layout.display == "none", "charts of no run would push what is told out of view"
     found = view.compared
     assert found is not None and found.change is not None and found.change.num_pairs == 6
     assert found.selection.recipe == ",".join(name for name, box in page.techniques.items() if box.value)
