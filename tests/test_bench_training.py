@@ -236,7 +236,12 @@ def test_two_recipes_take_the_same_steps_in_turn():
     assert same.verdict == "identical" and same.max_error == 0 and "to the bit" in same.explanation
     assert same.baseline.losses == found.baseline.losses
     shown = found._repr_html_()
-    assert "Same loss curve? " in shown and found.verdict in shown and "A step: " in shown and len(shown) < 3000
+    assert (
+        "Same loss curve? " in shown
+        and found.verdict.capitalize() in shown
+        and "A step: " in shown
+        and len(shown) < 3000
+    )
     off = replace(found, selection=replace(found.selection, steps=found.selection.steps[:1]), max_error=0.5)
     assert off.verdict == "different" and "0.5 apart, as a share" in off.explanation
     lost = replace(off, max_error=math.inf)
@@ -268,7 +273,7 @@ def test_a_ladder_of_training_credits_each_technique_and_stops_with_what_it_has(
     recipe, stop = "pre_padding,mask_removal,packed_prefill", threading.Event()
     found = ladder_training(model, rows, recipe, batch_rows=2, repeats=6, on_partial=partial.append)
     assert [rung.technique for rung in found.rungs] == recipe.split(",") and len(partial) == 5
-    assert all(rung.title in found._repr_html_() for rung in found.rungs)
+    assert all(rung.technique in found._repr_html_() for rung in found.rungs)
     assert [(rung.technique, rung.along) for rung in found.left_out] == [
         ("pre_padding", ("packed_prefill",)), ("mask_removal", ("packed_prefill",)), ("packed_prefill", ())
     ]  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from eet_lab.bench import timing
+from eet_lab.bench import tables, timing
 from eet_lab.bench.compare import rungs_up
 from eet_lab.bench.launches import DispatchMode, is_work
 from eet_lab.bench.measured import Environment, Spread, environment
@@ -117,7 +117,8 @@ class FusionMap:
         return pd.DataFrame.from_records(rows, index=["technique", "phase"])
 
     def _repr_html_(self) -> str:
-        return self.to_frame().to_html(float_format="{:.4g}".format)
+        frame = self.to_frame()
+        return tables.framed(frame, frame.columns)
 
 
 @on_any_device

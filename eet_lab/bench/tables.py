@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html as markup
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +88,12 @@ def html(result: Any) -> str:
         f'<div class="eet-result"><b>{markup.escape(title)}</b>'
         f"<table><thead>{cells[0]}</thead><tbody>{''.join(cells[1:])}</tbody></table><ul>{notes}</ul></div>"
     )
+
+
+def framed(frame: Any, columns: Sequence[str], *remarks: str) -> str:
+    """Columns of a DataFrame as HTML, and remarks below them."""
+    notes = "".join(f"<li>{markup.escape(remark)}</li>" for remark in remarks)
+    return f"{frame[[*columns]].to_html(float_format='{:.4g}'.format, na_rep='–')}<ul>{notes}</ul>"
 
 
 def _run(result: Run) -> tuple[str, Rows, list[str]]:

@@ -101,10 +101,14 @@ class TrainComparison:
         """A pandas DataFrame with numbers: one row per recipe; `loss` is that of the last step."""
         return tables.runs_frame({"baseline": self.baseline.record(), "selection": self.selection.record()})
 
-    def _repr_html_(self) -> str:
-        from eet_lab.figures.training import comparison_table  # figures read results
+    @property
+    def _remarks(self) -> list[str]:
+        step = [] if self.change is None else [f"A step: {self.change.words('ms')}."]
+        return [*step, f"Same loss curve? {self.verdict.capitalize()}. {self.explanation}"]
 
-        return comparison_table(self)
+    def _repr_html_(self) -> str:
+        columns = ("recipe", "step_ms", "tokens_per_s", "peak_bytes", "loss")
+        return tables.framed(self.to_frame(), columns, *self._remarks)
 
 
 @dataclass(frozen=True)
@@ -143,9 +147,8 @@ class TrainLadder:
         return tables.rungs_frame([first, *added], left_out)
 
     def _repr_html_(self) -> str:
-        from eet_lab.figures.training import ladder_table
-
-        return ladder_table(self)
+        columns = ("along", "step_ms", "delta_ms", "change", "delta_bytes", "verdict")
+        return tables.framed(self.to_frame(), columns, *(f"All beside none. {each}" for each in self.whole._remarks))
 
 
 def _record(

@@ -9,20 +9,20 @@ from typing import ClassVar
 
 import ipywidgets as W
 
-from eet_lab.bench.train_compare import TrainComparison
+from eet_lab.bench.paired import memory_words
+from eet_lab.bench.train_compare import TrainComparison, TrainedSide, TrainLadder, TrainRung
 from eet_lab.figures import theme
 from eet_lab.figures.ladder import training_waterfall
 from eet_lab.figures.live import Point, StripCharts
 from eet_lab.figures.outputs import FigureBox
-from eet_lab.figures.training import comparison_table, ladder_table
 from eet_lab.models import Model
 from eet_lab.models.config import Config, VisionConfig
-from eet_lab.technique import Technique, obstacle, registry
+from eet_lab.technique import Technique, known, obstacle, registry
 from eet_lab.training import TrainRun
 from eet_lab.training.asked import TrainAsked
 from eet_lab.training.run import Evaluation
 from eet_lab.training.tasks import task_of
-from eet_lab.words import MiB, brief, counted, percent, visible
+from eet_lab.words import MiB, amount, brief, counted, percent, visible
 from eet_lab.workbench.actions import ActionPage, field, help_line
 from eet_lab.workbench.train_jobs import Compared, Look
 
@@ -174,6 +174,60 @@ def headline(run: TrainRun, num_steps: int) -> str:
         return f"Loss {first} to {last} on held-out data in {counted(len(run.steps), 'step')}, {speed}"
     fell = f"{first} to {last} on held-out data" if len(run.evaluations) > 1 else f"{first} at first on held-out data"
     return f"Stopped after {run.steps[-1].number + 1:,} of {counted(num_steps, 'step')}: loss {fell}, {speed}"
+
+
+SAME = {"identical": "good", "within rounding": "good", "different": "bad"}
+
+
+def comparison_table(found: TrainComparison, where: str) -> str:
+    """Milliseconds a step of both, whether they can be told apart, and whether their losses are the same.
+
+    `where` is a badge beside the times.
+    """
+    change = found.change
+    sides = {"no technique": found.baseline, visible(found.selection.recipe.replace(",", ", ")): found.selection}
+    times = {} if change is None else dict(zip(sides, (change.before, change.after), strict=True))
+    on_gpu = found.baseline.peak_bytes is not None
+    rows = [[name, *_cells(side, times.get(name))] for name, side in sides.items()]
+    return theme.table(("", "ms a step", "tokens/s", *["peak memory"] * on_gpu), rows, _told(found, where))
+
+
+def _told(found: TrainComparison, where: str) -> str:
+    """What a comparison says, in lines: of a step, of memory, of the loss."""
+    change = found.change
+    words = [] if change is None else [f"A step: {theme.badge(change.words('ms'), change.kind)} {where}"]
+    if found.baseline.peak_bytes is not None and found.selection.peak_bytes is not None:
+        less = memory_words(found.baseline.peak_bytes, found.selection.peak_bytes)
+        words.append(f"Peak memory: {theme.badge(less)}")
+    words.append(f"Same loss curve? {theme.badge(found.verdict, SAME[found.verdict])} {escape(found.explanation)}")
+    return "".join(f"<div>{line}</div>" for line in words)
+
+
+def ladder_table(found: TrainLadder, where: str) -> str:
+    """What each technique brings a step on the way up, and what the full recipe is without it; then all beside none."""
+    none, change = found.whole.baseline, found.whole.change
+    on_gpu = none.peak_bytes is not None
+    first = [brief(change.before) if change else "–", "", *[amount(none.peak_bytes or 0)] * on_gpu, ""]
+    told = ("ms a step", "change", *["peak memory"] * on_gpu, "same loss curve?")
+    added = theme.table(("added one by one", *told), [["no technique", *first], *map(_rung, found.rungs)])
+    left_out = [_rung(rung, without=True) for rung in found.left_out]
+    whole = f"<div>All of them beside none:</div>{_told(found.whole, where)}"
+    return added + (theme.table(("all of them but", *told), left_out, whole) if left_out else whole)
+
+
+def _rung(rung: TrainRung, without: bool = False) -> list[str]:
+    """A technique's line: what it is compared with has all else that is there."""
+    found, along = rung.found, [known(name).title for name in rung.along]
+    name = " and ".join([rung.title, *along])
+    times = ["–", "–"] if found.change is None else [brief(found.change.after), found.change.words("ms")]
+    peak = found.selection.peak_bytes
+    return [name if without else f"+ {name}", *times, *([] if peak is None else [amount(peak)]), found.verdict]
+
+
+def _cells(side: TrainedSide, ms: float | None) -> list[str]:
+    num_tokens = side.steps[-1].num_tokens if side.steps else 0
+    cells = ["–", "–"] if ms is None else [brief(ms), brief(num_tokens / ms * 1e3)]
+    return cells + ([] if side.peak_bytes is None else [amount(side.peak_bytes)])
 
 
 def _checkbox(t: Technique, device: str, config: Config, ticked: bool) -> W.Checkbox:
