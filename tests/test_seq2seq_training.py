@@ -121,9 +121,13 @@ def test_what_is_trained_is_saved_as_transformers_reads_it(tmp_path):
         ([Example([7], [])], TrainingError, "the token ids of an answer"),
         ([Example([7])], TrainingError, "the token ids of an answer, and not None"),
         ([Example([7], [[8]])], TrainingError, "the token ids of an answer"),
-        ([Example([7], [8] * (CONTEXT + 1))], TrainingError, f"The answer of example 1 is longer than .* {CONTEXT}"),
+        (
+            [Example([7], [8] * (CONTEXT + 1))],
+            TrainingError,
+            f"Example 1 has an answer that is longer than .* {CONTEXT}",
+        ),
         ([Example([7] * (CONTEXT + 1), [8])], TrainingError, f"Example 1 has 65 tokens, but .* is {CONTEXT}"),
-        ([Example([], [8])], PromptError, "Text 1 has no tokens"),
+        ([Example([], [8])], TrainingError, "Example 1 has no tokens"),
         ([Example([V], [8])], PromptError, f"the token {V}"),
     ],
 )

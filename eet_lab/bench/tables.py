@@ -94,7 +94,7 @@ def framed(frame: Any, columns: Sequence[str], *remarks: str) -> str:
     """Columns of a DataFrame of which anything is known, as HTML, and remarks below them."""
     notes = "".join(f"<li>{markup.escape(remark)}</li>" for remark in remarks)
     known = frame[[*columns]].dropna(axis="columns", how="all")
-    return f"{known.to_html(float_format='{:.4g}'.format, na_rep='–')}<ul>{notes}</ul>"
+    return f"{known.to_html(float_format=brief, na_rep='–')}<ul>{notes}</ul>"
 
 
 def _run(result: Run) -> tuple[str, Rows, list[str]]:
