@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -24,7 +24,6 @@ import pytest
 from eet_lab import cli, paths
 from eet_lab.errors import SetupError
 from eet_lab.lab import notebooks, ready, serve, server
-from eet_lab.lab.stop import Stop
 
 URL = re.compile(r"http://127\.0\.0\.1:(\d+)(/\S*)\?token=(\w+)")
 DISPLAYED = {"output_type": "display_data", "metadata": {}, "data": {ready.VIEW: {"model_id": "1"}}}
@@ -202,25 +201,6 @@ def test_a_user_without_a_name_still_gets_the_address(monkeypatch):
     [monkeypatch.delenv(name, raising=False) for name in ("LOGNAME", "USER", "LNAME", "USERNAME")]
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[f"uid not found: {uid}"])
     assert f"ssh -N -L 8888:127.0.0.1:8888 USER@{socket.gethostname()}" in serve.address("http://a", 8888, False)
-
-
-def test_under_nohup_it_outlives_the_terminal():
-    stop, before = Stop(), signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with stop.watched():
-            assert (signal.getsignal(signal.SIGHUP), signal.getsignal(signal.SIGTERM)) == (signal.SIG_IGN, stop)
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_an_error_on_our_side_leaves_no_server_behind():
-    stop, handler = Stop(), signal.getsignal(signal.SIGTERM)
-    with suppress(BrokenPipeError), stop.watched():
-        stop.server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-        raise BrokenPipeError
-    assert stop.server.poll() is not None
-    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 # --- a lab that runs

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from subprocess import Popen
+from subprocess import Popen, TimeoutExpired
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PATIENCE_S = 10
+"""What a server may take to end its kernels, each of which it gives two seconds."""
 
 
 class Stop:
@@ -40,7 +42,12 @@ class Stop:
             yield
         finally:
             if self.server is not None and self.server.poll() is None:
-                self.server.terminate()
-                self.server.wait()
+                if not self._asked:  # a second SIGTERM would stop the loop in which it ends its kernels
+                    self.server.terminate()
+                try:
+                    self.server.wait(PATIENCE_S)
+                except TimeoutExpired:
+                    self.server.kill()
+                    self.server.wait()
             for number, handler in before.items():
                 signal.signal(number, handler)
