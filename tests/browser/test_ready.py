@@ -89,6 +89,8 @@ def test_the_workbench_is_there_without_a_key_and_after_a_reload_in_mid_run(
     page.get_by_text("Run its cell again").wait_for(timeout=60_000)
     assert not page.get_by_text("model not found").is_visible()
     page.evaluate("bench => document.querySelectorAll(bench).forEach(each => each.dataset.old = 1)", BENCH)
+    # JupyterLab asks a kernel that it finds for its widgets; those of a cell that runs meanwhile may be taken for gone.
+    page.wait_for_timeout(3000)
     page.locator(".jp-CodeCell .jp-Placeholder").first.click()
     page.keyboard.press("Shift+Enter")
     page.locator(", ".join(f"{each}:not([data-old])" for each in BENCH.split(", "))).first.wait_for(timeout=60_000)
