@@ -75,7 +75,7 @@ def _check_no_pads(rows: Sequence[Sequence[int]], config: EncoderConfig) -> None
 def _readable_texts(texts: Sequence[Text], config: EncoderConfig, truncate: bool) -> list[Text]:
     """Either all of them have token types, or none."""
     rows = checked_texts([text.ids for text in texts], config, truncate)
-    if config.family == "roberta":
+    if config.first_position:
         _check_no_pads(rows, config)
     typed, found = config.num_types > 0 and any(text.types is not None for text in texts), []
     for number, (text, row) in enumerate(zip(texts, rows, strict=True), 1):
