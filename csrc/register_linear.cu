@@ -58,23 +58,18 @@ __global__ void __launch_bounds__(kBounds, eet::kResident)
   const RegisterNorm<T> norm(a.norm, a.K, home);
   if (kNormed) norm.request();
   const RegisterProducts<T, kNormed> products(a, ring, partial);
-  eet::wait_for_previous();
-  outputs.request_residual(share.begin + lane);
-  products.multiply(norm, share);
+  products.multiply(norm, share, outputs.place(share.begin + lane), [&] { outputs.request_residual(share.begin + lane); });
 
   eet::barrier(1, kReaders);
-  if (warp >= a.num_tokens) return;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int output = lane + 32 * i, tile = output / a.tile;
-    if (!outputs.has(share.begin + output)) break;
-    const float* from = partial + tile * a.sums() + warp * eet::kStageRows + output - tile * a.tile;
+  const float* from = partial + warp * a.sums + lane;
+#pragma unroll 1  // short code is sooner there
+  for (int n = share.begin + lane; outputs.has(n); n += 32, from += 32, outputs.move_on()) {
     float part[kWarps], sum = 0;
 #pragma unroll
-    for (int j = 0; j < kWarps; ++j) part[j] = from[j * a.num_tokens * eet::kStageRows];
+    for (int j = 0; j < kWarps; ++j) part[j] = from[j * a.num_tokens * a.sums];
 #pragma unroll
     for (float one : part) sum += one;
-    outputs.finish(sum, share.begin + output, i);
+    outputs.finish(sum, n);
   }
 }
 
@@ -112,8 +107,8 @@ extern "C" cudaError_t eet_register_linear(void* out, const void* x, const void*
     using Type = decltype(type);
     RegisterArgs<Type> a(out, nullptr, x, nullptr, weight, bias, residual, norm_weight, norm_bias, T, N, K, act,
                                eps, num_blocks);
-    a.steps = eet::cut_inputs(K, num_steps), a.tile = tile, a.stage_stride = stage_stride;
-    a.num_stages = num_stages, a.num_tiles = num_tiles;
+    a.steps = eet::cut_inputs(K, num_steps), a.stage_stride = stage_stride, a.num_stages = num_stages;
+    a.set_tiles(tile, num_tiles);
     return launch_register_linear<Type>(a, shared_bytes, num_blocks, dependent, stream);
   });
 }

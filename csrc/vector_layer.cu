@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kReaders + 32, 1) vector_layer_kernel(const __
     stager.template stage<true>(rows, f.from < 0 ? f.x : from_home + f.from, nullptr, f.from >= 0);
     eet::barrier(1, kReaders);
 
-    products.multiply(rows, f.stride, f.K, f.steps, eet::ceil_div(num_outputs, f.tile), partial);
+    products.multiply(products.activations(rows, f.stride), f.K, f.steps, num_outputs, f.tile, partial);
     if (p == 0) {
       T* half = reinterpret_cast<T*>(a.exchange.half(turns));
       to_home = half + copy * a.exchange.size, from_home = half + blockIdx.x % copies * a.exchange.size;

@@ -8,6 +8,7 @@ namespace {
 
 constexpr int kLogWarps = 3, kWarps = 1 << kLogWarps;  // that multiply; one more fills the ring
 constexpr int kReaders = 32 * kWarps;
+constexpr int kBounds = 384;  // twice leave a thread 80 registers, as in register_linear.cu
 
 template <typename T>
 using Products = eet::StageProducts<T, kWarps>;
@@ -33,7 +34,7 @@ struct VectorArgs : eet::LinearArgs<T, T> {
 // Numerics tensor cores; fp32 sums; norm, bias, activation, residual in fp32, rounded once
 // Source   fragments read as they lie in memory: after Frantar et al. 2024, MARLIN, without its quantization
 template <typename T, typename Choice>
-__global__ void __launch_bounds__(kReaders + 32, eet::kResident)
+__global__ void __launch_bounds__(kBounds, eet::kResident)
     vector_linear_kernel(const __grid_constant__ VectorArgs<T> a, const Choice choice) {
   extern __shared__ __align__(128) uint4 shared[];  // stages at odd places take much longer (LOG)
   eet::let_next_begin();
@@ -66,17 +67,18 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
                                                              a.norm, norms);
   stager.request_norm();
   Products<T> products(ring, a.tile, a.stage_stride, a.num_tokens);
-  eet::wait_for_previous();
+  const uint32_t activations = products.activations(rows, a.stride);
+  const int batch = a.num_tiles * a.tile;
+  eet::wait_for_previous(activations, stager.offset);
   stager.stage(rows, a.x, a.at);
   choice.prepare(a.num_tokens);
   eet::barrier(1, kReaders);
   outputs.request_residual(share.begin + output);
 
-  const int batch = a.num_tiles * a.tile;
 #pragma unroll 1
   for (int first = share.begin; first < share.end; first += batch) {
     const int last = min(first + batch, share.end);
-    products.multiply(rows, a.stride, a.K, a.steps, eet::ceil_div(last - first, a.tile), partial);
+    products.multiply(activations, a.K, a.steps, last - first, a.tile, partial);
 
     eet::barrier(1, kReaders);
     const int n = first + output;

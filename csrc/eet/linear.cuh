@@ -158,6 +158,7 @@ struct Outputs {
       : a(a), token(token), end(mine.end), apart(apart), choice(choice) {}
 
   __device__ bool has(int n) const { return token < a.num_tokens && n < end; }
+  __device__ int place(int n) const { return token * a.N + n; }  // in memory
   __device__ void request_bias(int n) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i, n += apart) bias[i] = a.bias && has(n) ? a.bias[choice.row(n, a.N)] : T(0.f);
@@ -166,7 +167,7 @@ struct Outputs {
   __device__ void request_residual(int n) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i, n += apart) {
-      residual[i] = a.residual && has(n) ? a.residual[token * int64_t(a.N) + n] : T(0.f);
+      residual[i] = a.residual && has(n) ? a.residual[place(n)] : T(0.f);
     }
   }
 
@@ -176,9 +177,14 @@ struct Outputs {
     request_residual(n);
   }
 
-  // Of the i-th.
-  __device__ T value(float sum, int i = 0) const {
-    return from_float<T>(activate(sum + to_float(bias[i]), a.act) + to_float(residual[i]));
+  // Of the first.
+  __device__ T value(float sum) const {
+    return from_float<T>(activate(sum + to_float(bias[0]), a.act) + to_float(residual[0]));
+  }
+  // The second becomes the first, and so on.
+  __device__ void move_on() {
+#pragma unroll
+    for (int i = 1; i < kEach; ++i) bias[i - 1] = bias[i], residual[i - 1] = residual[i];
   }
 
   // By all of a warp, which has gates and what they let through side by side: the result for a gate's lane.
@@ -192,15 +198,15 @@ struct Outputs {
   __device__ void finish(bool mine, Sum sum, int n) {
     if constexpr (Choice::kGated) {
       const T its_value = gated(mine ? sum() : 0.f);
-      if (mine && n % 2 == 0) a.out[token * int64_t(a.N / 2) + n / 2] = its_value;
+      if (mine && n % 2 == 0) a.out[place(n) / 2] = its_value;
     } else if (mine) {
       finish(sum(), n);
     }
   }
 
-  __device__ void finish(float sum, int n, int i = 0) {
-    const T its_value = value(sum, i);
-    if (a.out) a.out[token * int64_t(a.N) + n] = its_value;
+  __device__ void finish(float sum, int n) {
+    const T its_value = value(sum);
+    if (a.out) a.out[place(n)] = its_value;
     if (a.best) best = max(best, pair(choice.value(to_float(its_value), token, n), n));
   }
 };

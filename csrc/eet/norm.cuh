@@ -21,15 +21,19 @@ struct Norm {
 // of them; at most two rows come to a warp. Mean and variance are fp32 and take one pass, in which the row's first number
 // is taken away from all, so that a mean far from 0 costs no digits. Where that number itself lies far from the mean, a
 // second pass around the mean gets the digits back.
-// kSwap: the second and third of every four words change places, as fragments of an mma want them.
+// kSwap: the second and third of every four words change places, as fragments of an mma want them, and nothing is written
+// behind C.
 template <int kWarps, typename T, int kMaxRows, bool kSwap = false>
 class RowStager {
  public:
+  int offset;  // of the thread's first row, in numbers
+
   // `home` [2C]: where norm weights and biases wait in shared memory.
   __device__ RowStager(int num_rows, int log_team, int C, int stride, Norm<T> norm, T* home)
       : num_rows(num_rows), log_team(log_team), C(C), stride(stride), norm(norm), home(home) {
     first = (threadIdx.x & ((32 << log_team) - 1)) * kVec<T>;
     step = kVec<T> << (5 + log_team);
+    offset = (threadIdx.x >> (5 + log_team)) * C;
   }
 
   // What does not depend on x, to be on its way while x is waited for.
@@ -80,7 +84,7 @@ class RowStager {
     const T* from = origin(x, at, row);
     T* to = rows + row * stride;
     for (int c = first; c < C; c += step) copy_async(to + c, from + c, true);
-    pad(to);
+    if (!kSwap) pad(to);
     return norm.bias ? to_float(*from) : 0.f;
   }
 
@@ -91,7 +95,7 @@ class RowStager {
     T* to = rows + row * stride;
     bool complete;
     for (int c = first; c < C; c += step) copy_async(to + c, from + c, true);
-    pad(to);
+    if (!kSwap) pad(to);
     do {
       commit_copies();
       wait_for_copies<0>();

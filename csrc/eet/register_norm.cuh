@@ -17,10 +17,16 @@ class RegisterNorm {
  public:
   // `home`: bytes(K) of shared memory.
   __device__ RegisterNorm(Norm<T> norm, int K, char* home)
-      : norm(norm), moments(reinterpret_cast<float2*>(home)), home(reinterpret_cast<T*>(home + kMomentsBytes)), K(K) {}
+      : norm(norm),
+        moments(reinterpret_cast<float2*>(home)),
+        home(reinterpret_cast<T*>(home + kMomentsBytes)),
+        K(K),
+        share(1.f / K) {}
 
   // Behind them, what is filled in lines of 128 bytes can begin.
   __host__ __device__ static int bytes(int K) { return kMomentsBytes + (2 * K * int(sizeof(T)) + 127) / 128 * 128; }
+
+  const float share;  // of a number in a mean
 
   // What does not depend on x, to be on its way while x is waited for.
   __device__ void request() const {
@@ -31,7 +37,8 @@ class RegisterNorm {
     commit_copies();
   }
 
-  // Piece i holds the numbers from `first` + i * `apart` on, and nothing where that is K or more.
+  // Piece i holds the numbers from `first` + i * `apart` on, and nothing where that is K or more. It leaves them in the
+  // order of an mma's fragments: the second and third of every four words change places.
   template <int kCount>
   __device__ void apply(uint4 (&x)[kCount], const T* row, int first, int apart) const {
     float shift = 0;
@@ -51,7 +58,7 @@ class RegisterNorm {
       found = moments_of_row(scratch);
     }
     const uint32_t zero = opaque_zero();
-    const float mean = shift + found.x, scale = rsqrtf(fmaxf(found.y, 0.f) + norm.eps);
+    const float scale = rsqrtf(fmaxf(found.y, 0.f) + norm.eps), offset = -(shift + found.x) * scale;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if (i == kCount - 1 && i == count) break;
@@ -65,8 +72,9 @@ class RegisterNorm {
       unpack<T>(load(home + first + i * apart), w);
       unpack<T>(norm.bias ? load(home + K + first + i * apart) : zeros(), b);
 #pragma unroll
-      for (int k = 0; k < 8; ++k) v[k] = (v[k] - mean) * scale * w[k] + b[k];
-      x[i] = pack<T>(v);
+      for (int k = 0; k < 8; ++k) v[k] = (v[k] * scale + offset) * w[k] + b[k];
+      const uint4 whole = pack<T>(v);
+      x[i] = make_uint4(whole.x, whole.z, whole.y, whole.w);
     }
   }
 
@@ -77,7 +85,6 @@ class RegisterNorm {
   float2* moments;  // [2][token][warp]
   T* home;          // [2K]: where norm weights and biases wait
   int K;
-
   // Leaves the sums of this warp's numbers and of their squares, by tensor cores: a row times ones, and the diagonal of
   // the rows times themselves. Behind the last number there are zeros.
   template <int kCount>
@@ -119,7 +126,7 @@ class RegisterNorm {
       const float4 two = *reinterpret_cast<const float4*>(scratch + g * kWarps + warp);
       sum += two.x + two.z, squares += two.y + two.w;
     }
-    const float share = __fdividef(1.f, K), mean = norm.bias ? sum * share : 0.f;
+    const float mean = norm.bias ? sum * share : 0.f;
     return make_float2(mean, squares * share - mean * mean);
   }
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "eet/constant.cuh"
+#include "eet/dependent.cuh"
 #include "eet/linear.cuh"
 #include "eet/mma.cuh"
 #include "eet/register_norm.cuh"
@@ -20,11 +21,16 @@ struct RegisterArgs : LinearArgs<T, T> {
   Steps steps;             // that cut the inputs; one, if there is a norm
   int tile, stage_stride;  // outputs of a stage; bytes between them
   int num_tiles, num_stages;
+  int sums;  // of a token that are a warp's: an odd number of fours, so that the 32 that a warp leaves have 32 banks
 
-  // Of a tile, and eight more, so that a warp that adds up four tiles finds their sums in different banks.
-  __host__ __device__ int sums() const { return kStageRows * (this->num_tokens * kWarps + 1); }
+  void set_tiles(int its_tile, int its_num) {
+    tile = its_tile, num_tiles = its_num;
+    sums = (tile * num_tiles + 3) / 8 * 8 + 4;
+  }
   // Bytes of all sums and of the norm: what lies behind is filled in lines of 128 bytes.
-  __host__ __device__ int sums_bytes() const { return (num_tiles * sums() * int(sizeof(float)) + 127) / 128 * 128; }
+  __host__ __device__ int sums_bytes() const {
+    return (this->num_tokens * kWarps * sums * int(sizeof(float)) + 127) / 128 * 128;
+  }
   __host__ __device__ int norm_bytes() const { return this->norm.weight ? RegisterNorm<T, kWarps>::bytes(this->K) : 0; }
 };
 
@@ -38,10 +44,12 @@ class RegisterProducts {
   __device__ RegisterProducts(const RegisterArgs<T, kWarps>& a, const Ring& ring, float* partial)
       : a(a), ring(ring), partial(partial), zero(opaque_zero()) {}
 
-  // Leaves the sums of all tiles: partial [tile][sums()], of which those of a warp are [token][kStageRows].
-  __device__ void multiply(const RegisterNorm<T, kWarps>& norm, Share share) const {
+  // Leaves the sums of all outputs: partial [warp][token][sums]. It waits for the kernel before this one, with `computed`
+  // computed by then, asks for activations, and calls request(), for what else is read.
+  template <typename Request>
+  __device__ void multiply(const RegisterNorm<T, kWarps>& norm, Share share, int computed, Request request) const {
     with_constant<1, kNormed ? kNormChunks : kMostChunks>((a.steps.most_chunks() + kWarps - 1) / kWarps, [&](auto count) {
-      all_steps<decltype(count)::value>(norm, share);
+      all_steps<decltype(count)::value>(norm, share, computed, request);
     });
   }
 
@@ -59,44 +67,50 @@ class RegisterProducts {
   __device__ uint4 arranged(uint4 v) const { return make_uint4(opaque(v.x), opaque(v.z), opaque(v.y), opaque(v.w)); }
 
   // kCount: chunks of a warp. Only its last one may lie behind the step's end, in part or all.
-  template <int kCount>
-  __device__ void all_steps(const RegisterNorm<T, kWarps>& norm, Share share) const {
+  template <int kCount, typename Request>
+  __device__ void all_steps(const RegisterNorm<T, kWarps>& norm, Share share, int computed, Request other_requests) const {
     constexpr int kApart = kWarps * kChunk, kBytes = int(sizeof(T)), kAtOnce = 2;
     constexpr bool kAhead = !kNormed && kCount <= kAheadChunks;
     const int warp = threadIdx.x / 32, t = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
     const int first = warp * kChunk + t * 8, last = first + (kCount - 1) * kApart;
-    const T* row = a.x + min(g, a.num_tokens - 1) * int64_t(a.K) + first;  // past the last token the last, again
+    const int row = min(g, a.num_tokens - 1) * a.K;  // past the last token the last, again
+    int next = row + first;                          // where the next step begins
+    uint32_t weights = shared_address(ring.stages) + min(g, a.tile - 1) * a.stage_stride;
+    int num_inputs = a.steps.inputs(0, a.K), num_outputs = share.end - share.begin;
+    const int at = (warp * a.num_tokens + 2 * t) * a.sums + g;
+    const int num_sums = g < a.tile ? min(max(a.num_tokens - 2 * t, 0), 2) : 0;  // of a tile that the lane leaves
     uint4 x[kCount];
-    const auto request = [&](int step) {
-      const T* from = row + a.steps.begin(step);
+    const auto request = [&] {
 #pragma unroll
-      for (int i = 0; i < kCount - 1; ++i) x[i] = load(from + i * kApart);
+      for (int i = 0; i < kCount - 1; ++i) x[i] = load(a.x + next + i * kApart);
       x[kCount - 1] = zeros();
-      if (last < a.steps.inputs(step, a.K)) x[kCount - 1] = load(from + (kCount - 1) * kApart);
+      if (last < num_inputs) x[kCount - 1] = load(a.x + next + (kCount - 1) * kApart);
     };
-    request(0);
-    if (kNormed) norm.apply(x, row - first, first, kApart);
+    wait_for_previous(next, num_inputs, weights, num_sums, num_outputs, norm.share, computed);
+    request();
+    other_requests();
+    if (kNormed) norm.apply(x, a.x + row, first, kApart);
 
-    const uint32_t weights = shared_address(ring.stages) + min(g, a.tile - 1) * a.stage_stride;
-    float* const sums = partial + (warp * a.num_tokens + 2 * t) * kStageRows + g;
-    const bool has_even = 2 * t < a.num_tokens, has_odd = 2 * t + 1 < a.num_tokens;
     RingPlace place;
     const int num_steps = kAhead ? a.steps.num : 1;
 #pragma unroll 1
     for (int step = 0; step < num_steps; ++step) {
       uint4 v[kCount];
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) v[i] = arranged(x[i]);
-      if (kAhead && step + 1 < num_steps) request(step + 1);
+      for (int i = 0; i < kCount; ++i) v[i] = kNormed ? x[i] : arranged(x[i]);
       // Behind the last input the last is read again: there the activations are 0.
-      int end = min(last, a.steps.inputs(step, a.K) - 8) * kBytes;
+      int end = min(last, num_inputs - 8) * kBytes;
       asm("" : "+r"(end));  // else it is computed again for every tile
-      float* to = sums;
+      if (kAhead && step + 1 < num_steps) {
+        next += num_inputs, num_inputs = a.steps.inputs(step + 1, a.K);
+        request();
+      }
+      float* to = partial + at;
 #pragma unroll 1
-      for (int n = share.begin; n < share.end; n += a.tile, place.step(ring.num_stages), to += a.sums()) {
+      for (int left = num_outputs; left > 0; left -= a.tile, place.step(ring.num_stages), to += a.tile) {
         const uint32_t stage = weights + place.stage * ring.stage_bytes;
-        const bool goes_on = kAhead && step;
-        float even = goes_on && has_even ? *to : 0.f, odd = goes_on && has_odd ? to[kStageRows] : 0.f;
+        const bool goes_on = kAhead && step, has_even = num_sums > 0, has_odd = num_sums > 1;
+        float even = goes_on && has_even ? *to : 0.f, odd = goes_on && has_odd ? to[a.sums] : 0.f;
         barrier_wait(ring.filled(place), place.parity);
         float low[2][4] = {}, high[2][4] = {};  // sums that do not wait for each other
 #pragma unroll
@@ -116,7 +130,7 @@ class RegisterProducts {
         even += (low[0][0] + low[1][0]) + (high[0][2] + high[1][2]);
         odd += (low[0][1] + low[1][1]) + (high[0][3] + high[1][3]);
         if (has_even) *to = even;
-        if (has_odd) to[kStageRows] = odd;
+        if (has_odd) to[a.sums] = odd;
         // Not before: an arrival can overtake loads that wait behind another kernel's, and then the stage is filled
         // again while it is read. The store needs what was loaded.
         ring.release(place);

@@ -80,7 +80,7 @@ class WeightStream {
 template <typename T, int kWarps>
 class StageProducts {
  public:
-  // `rows` [tokens,stride]: activations, and zeros behind them. `stage_rows`: outputs of a stage, in memory.
+  // `stage_rows`: outputs of a stage, in memory.
   __device__ StageProducts(const Ring& of, int stage_rows, int stage_stride, int num_tokens)
       : ring(of), num_tokens(num_tokens) {
     const int lane = threadIdx.x % 32, g = lane / 4;
@@ -90,13 +90,16 @@ class StageProducts {
     row_at = shared_address(ring.stages) + min(g, stage_rows - 1) * stage_stride;
   }
 
-  // Leaves the sums of num_tiles tiles: partial [tile][step][kStageRows][token][kWarps].
-  __device__ void multiply(const T* rows, int stride, int K, const Steps& steps, int num_tiles, float* partial) {
-    // Past the last token the last, again; such sums are never stored.
+  // Where the lane's activations begin, in shared memory. Past the last token the last, again; such sums are never stored.
+  __device__ uint32_t activations(const T* rows, int stride) const {
     const int token = min(threadIdx.x % 32 / 8, num_tokens - 1);
-    const uint32_t x = shared_address(rows + token * stride) + threadIdx.x / 4 % 2 * 8;
+    return shared_address(rows + token * stride) + threadIdx.x / 4 % 2 * 8;
+  }
+
+  // Leaves the sums of so many outputs, `tile` at a time: partial [tile][step][kStageRows][token][kWarps].
+  __device__ void multiply(uint32_t x, int K, const Steps& steps, int num_outputs, int tile, float* partial) {
     with_constant<1, kMostChunks>((steps.most_chunks() + kWarps - 1) / kWarps, [&](auto count) {
-      all_steps<decltype(count)::value>(x, K, steps, num_tiles, partial);
+      all_steps<decltype(count)::value>(x, K, steps, num_outputs, tile, partial);
     });
   }
 
@@ -124,7 +127,7 @@ class StageProducts {
 
   // kCount: chunks of a warp. Only its last one may lie behind the step's end, in part or all.
   template <int kCount>
-  __device__ void all_steps(uint32_t x, int K, const Steps& steps, int num_tiles, float* partial) {
+  __device__ void all_steps(uint32_t x, int K, const Steps& steps, int num_outputs, int tile, float* partial) {
     constexpr int kBytes = kChunk * int(sizeof(T)), kApart = kWarps * kBytes;
     constexpr int kChains = kCount < 4 ? kCount : 4;  // sums that do not wait for each other
     const int warp = threadIdx.x / 32, t = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
@@ -137,12 +140,12 @@ class StageProducts {
       uint2 v[kCount];
 #pragma unroll
       for (int i = 0; i < kCount - 1; ++i) v[i] = load_shared_half(x_at + first_at + i * kApart);
-      v[kCount - 1] = last_at - t * 16 < row_bytes ? load_shared_half(x_at + last_at) : make_uint2(0, 0);
+      v[kCount - 1] = last_at < row_bytes ? load_shared_half(x_at + last_at) : make_uint2(0, 0);
       // Behind the last input the last is read again: there the activations are 0.
       const uint32_t last = row_at + min(last_at, row_bytes - 16);
       float* to = partial + step * sums(num_tokens) + (g * num_tokens + t) * kWarps + warp;
 #pragma unroll 1
-      for (int tile = 0; tile < num_tiles; ++tile, place.step(num_stages), to += stride) {
+      for (int left = num_outputs; left > 0; left -= tile, place.step(num_stages), to += stride) {
         const uint32_t stage = place.stage * stage_bytes;
         barrier_wait(ring.filled(place), place.parity);
         uint4 w[kCount];

@@ -86,7 +86,9 @@ VECTOR = (
     )
 )
 REGISTER = (
-    '#include "register_linear.cu"' + ARGS + filled(STEPS, KERNEL="register_linear", ARGS="RegisterArgs", MORE="")
+    '#include "register_linear.cu"'
+    + ARGS
+    + filled(STEPS, KERNEL="register_linear", ARGS="RegisterArgs", MORE="a.set_tiles(plan[1], plan[4]);")
 )
 WGMMA = (
     '#include "wgmma_linear.cu"'

@@ -69,7 +69,7 @@ def test_activations_fit_in_a_warps_registers():
         assert most <= 8 * (8 if steps == 1 else 4), "a warp keeps eight chunks, or four and the next four"
         assert steps == 1 or not normed
         assert 0 < stages <= tiles * steps and tiles * tile >= ceil(N / blocks)
-        sums, norms = 4 * tiles * 8 * (8 * T + 1), normed * (1024 + 4 * K)
+        sums, norms = 4 * 8 * T * next(n for n in range(4, 99, 8) if n >= tiles * tile), normed * (1024 + 4 * K)
         assert sums + norms + stages * (tile * stride + 16) <= num_bytes <= room - 1024
     assert num_cut > 2000
 

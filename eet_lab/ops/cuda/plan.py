@@ -225,7 +225,8 @@ def _register_choices(product: Product, room: int) -> Iterator[tuple[Steps, Ring
             row_bytes = ceil(num_chunks, num_steps) * CHUNK * itemsize
             if num_steps > least_steps and row_bytes < REGISTER_COPY:
                 break
-            others = _whole_lines(4 * num_tiles * STAGE_OUTPUTS * (T * WARPS + 1)) + norm_bytes
+            sums = (num_tiles * tile + 3) // 8 * 8 + 4  # of a token and warp, an odd number of fours
+            others = _whole_lines(4 * T * WARPS * sums) + norm_bytes
             yield _cut(num_steps, tile, num_tiles, row_bytes, num_tiles, others, room)
 
 
