@@ -107,3 +107,27 @@ def test_a_request_that_an_engine_drops_is_finished(tiny, num_steps):
         engine.step()
     engine.close()
     assert (request.status, request.finish_reason) == ("finished", "cancelled")
+
+
+def test_only_the_thread_whose_requests_are_in_flight_ends_them(tiny):
+    engine = Engine(tiny.decoder, Recipe.parse("all,continuous_batching").parts)
+    request = engine.add([1, 2], Settings(6))
+    engine.step()
+
+    def close():
+        with pytest.raises(EngineBusy, match="close was called on the thread 'other', but the requests in flight") as e:
+            engine.close()
+        told.append(e.value)
+
+    told: list[EngineBusy] = []
+    other = threading.Thread(target=close, name="other")
+    other.start()
+    other.join()
+    assert told and request.status != "finished"
+    while not request.done:
+        engine.step()
+    assert tuple(request.generated) == Engine(tiny.decoder).generate([[1, 2]], Settings(6)).tokens[0]
+    other = threading.Thread(target=engine.close)  # nothing is in flight
+    other.start()
+    other.join()
+    assert engine.slots is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import Event, current_thread
+from threading import Event
 from typing import ClassVar
 
 import torch
@@ -164,13 +164,7 @@ class Engine(BaseEngine[Decoder]):
     def _checked_slots(self, name: str) -> Slots:
         """What is in flight; EngineBusy where another thread, which still lives, opened it."""
         assert self._slots is not None
-        if self._slots.idle or not self._slots.thread.is_alive():
-            self._slots.thread = current_thread()
-        if self._slots.thread is not current_thread():
-            raise EngineBusy(
-                f"{name} was called on the thread {current_thread().name!r}, but the requests in flight belong to "
-                f"{self._slots.thread.name!r}. Call it there, such as by a queue that its loop over step() reads."
-            )
+        self._slots.check_thread(name)
         return self._slots
 
     def _has_requests(self) -> bool:
@@ -344,6 +338,13 @@ class Engine(BaseEngine[Decoder]):
         rows = checked_prompts(prompts, settings, self.model.config)
         forecaster = Forecaster(self.tracer, self.parts, settings)
         return forecaster.forecast([len(row) for row in rows], self.model.device, free_bytes)
+
+    @exclusive
+    def close(self) -> None:
+        """Give back all memory but the weights, and end all requests; EngineBusy where they are another thread's."""
+        if self._has_requests():
+            self._checked_slots("close")
+        self._free()
 
     @property
     def kv_bytes(self) -> int:

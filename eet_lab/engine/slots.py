@@ -14,6 +14,7 @@ from eet_lab.engine.meta_trace import RequestShape
 from eet_lab.engine.slot_passes import SlotPasses
 from eet_lab.engine.stream import PassTokens, StepTokens, open_stream
 from eet_lab.engine.token_buffer import Arrival, RequestSettings
+from eet_lab.errors import EngineBusy
 from eet_lab.ops.types import Choice
 from eet_lab.progress import Cancel
 from eet_lab.scheduling import Held, Request, Row, Schedule, Scheduler
@@ -74,6 +75,16 @@ class Slots:
     def is_deserted(self) -> bool:
         """All that is on its way is for requests that were cancelled."""
         return self.scheduler.idle and not self._unfinished
+
+    def check_thread(self, name: str) -> None:
+        """EngineBusy where what is in flight belongs to another thread, which still lives; else it is this one's."""
+        if self.idle or not self.thread.is_alive():
+            self.thread = current_thread()
+        if self.thread is not current_thread():
+            raise EngineBusy(
+                f"{name} was called on the thread {current_thread().name!r}, but the requests in flight belong to "
+                f"{self.thread.name!r}. Call it there, such as by a queue that its loop over step() reads."
+            )
 
     def add(self, request: Request, settings: RequestSettings) -> None:
         """Queue a request. Errors: those of `check`."""
