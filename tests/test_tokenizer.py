@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
 import pytest
+import torch
 from families import V, theirs
 
-from eet_lab.errors import ModelError
+from eet_lab.errors import ModelError, PromptError
 from eet_lab.models import load
 from eet_lab.models.loading import DEMO, demo_tokenizer
 from eet_lab.models.tokenizer import Tokenizer
@@ -82,6 +84,27 @@ def test_a_tokenizer_that_pads_and_cannot_be_copied_is_told():
     small.enable_padding(length=8)
     with pytest.raises(ModelError, match=r"pads or truncates.*no_padding\(\) and no_truncation\(\)"):
         Tokenizer.of(small)
+
+
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+@pytest.mark.parametrize("wrong", ["a", b"a", 5, 1.5, None, [1.5], ["a"], [None], [[1]], torch.ones(1, 2, dtype=int)])
+def test_what_are_no_token_ids_are_told_when_decoding(wrong, has_tokenizer):
+    model = load(theirs("gpt2"), device="cpu", tokenizer=small_tokenizer() if has_tokenizer else None)
+    with pytest.raises(PromptError, match=r"ids is .*, but it must be a list of token ids.*: \[1, 2\]"):
+        model.decode(wrong)
+
+
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_token_ids_below_0_are_told_when_decoding(has_tokenizer):
+    model = load(theirs("gpt2"), device="cpu", tokenizer=small_tokenizer() if has_tokenizer else None)
+    with pytest.raises(PromptError, match="ids holds -100, but token ids begin at 0. Leave out"):
+        model.decode([1, -1, -100])
+
+
+@pytest.mark.parametrize("ids", [(1, 2), range(1, 3), torch.tensor([1, 2]), np.array([1, 2])])
+def test_token_ids_may_lie_in_anything(ids):
+    tokenizer = Tokenizer.of(small_tokenizer())
+    assert tokenizer.decode(ids) == tokenizer.decode([1, 2]) and tokenizer.decode(ids[:0]) == ""
 
 
 def test_bytes_of_a_token_have_its_space_and_half_characters():

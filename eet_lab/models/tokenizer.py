@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from eet_lab.errors import ModelError, PromptError
 from eet_lab.models.checkpoint import AGAIN, check_file, read_json
 from eet_lab.models.token_types import tells_types
 from eet_lab.models.transcript import BROKEN
-from eet_lab.words import counted
+from eet_lab.words import counted, told
 
 UNKNOWN = re.compile(r"⟨\d+⟩")
 """What `decode` makes of a token that the vocabulary does not have."""
@@ -210,7 +211,8 @@ class Tokenizer:
         return bytes(BYTE_OF[letter] for letter in word) if BYTE_OF.keys() >= {*word} else text.encode()
 
     def decode(self, ids: Sequence[int], special: bool = True) -> str:
-        """The text of token ids, with special tokens or without."""
+        """The text of token ids, with special tokens or without. Errors: PromptError for what are none."""
+        ids = _checked_ids(ids)
         if all(token < self.num_words for token in ids):
             return self._decode(ids, skip_special_tokens=not special) if ids else ""
         text: list[str] = []
@@ -240,7 +242,20 @@ def encoded(tokenizer: Tokenizer | None, prompt: str | list[int], name: str) -> 
 
 def decoded(tokenizer: Tokenizer | None, ids: Any, special: bool = True) -> str:
     """The text of token ids, with special tokens or without; the ids themselves where there is no tokenizer."""
-    return " ".join(map(str, ids)) if tokenizer is None else tokenizer.decode(list(ids), special)
+    return " ".join(map(str, _checked_ids(ids))) if tokenizer is None else tokenizer.decode(ids, special)
+
+
+def _checked_ids(ids: Any) -> list[int]:
+    """Token ids as a list. Errors: PromptError."""
+    try:
+        found = None if isinstance(ids, str | bytes) else [*map(index, ids)]
+    except (TypeError, ValueError):  # the latter of arrays in several rows
+        found = None
+    if found is None:
+        raise PromptError(f"ids is {told(ids)}, but it must be a list of token ids, which are whole numbers: [1, 2].")
+    if (least := min(found, default=0)) < 0:
+        raise PromptError(f"ids holds {least:,}, but token ids begin at 0. Leave out what is no token, such as -100.")
+    return found
 
 
 def check_characters(text: str) -> None:
