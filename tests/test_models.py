@@ -309,6 +309,20 @@ def test_unknown_models_are_explained(name, says):
         load(name, device="cpu")
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+@pytest.mark.parametrize("home", ["", "~"])
+def test_a_file_of_a_model_is_told_to_be_loaded_by_its_folder(folder, name, home, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder))
+    given, named = (f"~/{name}", "~") if home else (folder / name, folder)
+    with pytest.raises(ModelError) as told:
+        load(given, device="cpu")
+    assert str(told.value) == (
+        f"{given} is a file, but a model is loaded from its whole folder, which has config.json and the weights. Give "
+        f"the folder: {str(named)!r}."
+    )
+    load(named, device="cpu")
+
+
 def test_device_and_dtype_are_checked():
     with pytest.raises(ModelError, match="'float8'.*float32"):
         load("gpt2", device="cpu", dtype="float8")

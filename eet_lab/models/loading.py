@@ -22,6 +22,7 @@ from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.tokenizer import Tokenizer, decoded, encoded
 from eet_lab.models.vision import AnyEncoder, VisionEncoder
 from eet_lab.scheduling.whole import MOST_SEED, check_whole
+from eet_lab.words import visible
 
 DEMO = Path(__file__).parent / "demo"
 DEMO_LABEL = "bundled demo model"
@@ -184,6 +185,11 @@ def load(
         loaded = Model(str(model), label, network, demo_tokenizer(config.vocab_size), "random")
     elif (folder := Path(os.path.expanduser(model))).is_dir():
         loaded = _from_folder(folder, folder.resolve().name, str(folder), "folder")
+    elif folder.is_file():
+        raise ModelError(
+            f"{visible(str(model))} is a file, but a model is loaded from its whole folder, which has config.json and "
+            f"the weights. Give the folder: {visible(str(Path(model).parent))!r}."
+        )
     elif "/" in str(model) and not Path(model).exists() and str(model).count("/") == 1 and str(model)[0] not in "./~":
         loaded = _from_folder(
             checkpoint.downloaded(str(model)), str(model), f"{model} from the Hugging Face hub", "hub"
