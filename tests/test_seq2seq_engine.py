@@ -155,7 +155,7 @@ def test_every_technique_serves_encoder_decoders_or_says_why_not(technique):
 @pytest.mark.parametrize(
     ("prompts", "settings", "says"),
     [
-        ([], {}, "There are 0 sources"),
+        ([], {}, "There are no texts to answer; give at least one."),
         ([[7], []], {}, "Text 2 has no tokens"),
         ([[V]], {}, f"the token {V}"),
         ([[7] * (CONTEXT + 1)], {}, f"Text 1 has 65 tokens, but this encoder reads at most {CONTEXT}"),
@@ -165,6 +165,11 @@ def test_every_technique_serves_encoder_decoders_or_says_why_not(technique):
 def test_sources_that_cannot_be_read(prompts, settings, says):
     with pytest.raises(PromptError, match=says):
         engine("bart").generate(prompts, Settings(**settings))
+
+
+def test_settings_of_other_texts_are_told():
+    with pytest.raises(PromptError, match="settings has 1 Settings for 2 texts; give each text its own, or one"):
+        engine("bart").generate([[7], [8]], [Settings()])
 
 
 def test_what_is_for_decoders_says_so():

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 import eet_lab
+from eet_lab.bench.encoding import encode_all
 from eet_lab.errors import KernelError, ModelError, PromptError, TrainingError
 from eet_lab.models import ENCODER_PRESETS, load
 from eet_lab.models.families import settings_of
@@ -154,6 +155,10 @@ def test_what_cannot_be_read_is_told():
         Service(model)
     with pytest.raises(ModelError, match="is an encoder of images .vit.: it generates no text. Use eet_lab.enc"):
         eet_lab.generate(model, ["a"])
+    with pytest.raises(ModelError, match="`eet-lab bench train:MODEL/b8` times its training"):
+        eet_lab.compare(model)
+    with pytest.raises(ModelError, match="reads images, and encode:any/t2/p3 are texts. Give an encoder of texts"):
+        encode_all(model, "encode:any/t2/p3")
     trainer = Trainer(model.network)
     with pytest.raises(PromptError, match="Image 1 is a text"):
         trainer.step([Example([1, 2], 0)])

@@ -33,11 +33,13 @@ from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.readable import readable
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.tasks import MEAN
-from eet_lab.errors import PromptError
+from eet_lab.errors import ModelError, PromptError
 from eet_lab.models import Model
 from eet_lab.models.decoder import mapped
 from eet_lab.models.encoder import Encoder
+from eet_lab.models.loading import TRAINING_TIMED
 from eet_lab.models.on_device import on_its_encoders_device
+from eet_lab.models.vision import VisionEncoder
 from eet_lab.ops.cases import error_budget
 from eet_lab.ops.oom import memory_for
 from eet_lab.parts import Parts
@@ -115,7 +117,13 @@ def encode_all(
     texts = Texts.of(texts, model)
     providers = named(providers, (OURS, HF, SORTED), "texts")
     chosen, remarks = distinct(recipes, model.device, model.config) if OURS in providers else ([], [])
-    rows, encoder = texts.prompts(model.config.vocab_size), model.encoder
+    encoder = model.encoder
+    if isinstance(encoder, VisionEncoder):
+        raise ModelError(
+            f"{model.name} reads images, and {texts} are texts. Give an encoder of texts such as 'bert-base'; "
+            f"{TRAINING_TIMED}."
+        )
+    rows = texts.prompts(model.config.vocab_size)
     budget = ErrorBudget(encoder, rows)
     series: list[Series[Read]] = []
     with ExitStack() as open_engines:

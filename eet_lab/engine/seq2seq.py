@@ -41,6 +41,7 @@ from eet_lab.parts.passes import Batching, Group, Text
 from eet_lab.parts.staging import Staging, sent
 from eet_lab.parts.trace import Trace, TracedPass, bounding
 from eet_lab.progress import Cancel
+from eet_lab.words import counted
 
 REMEDY = f"Use fewer or shorter sources at a time, fewer new tokens, a smaller model, or half precision. {OTHERS}"
 ALONE = "An encoder-decoder answers batches that begin together, with `generate`. Use a decoder for this."
@@ -144,10 +145,12 @@ class Seq2SeqEngine(Engine):
 
     def _check_lengths(self, num_sources: int, each: Sequence[Settings]) -> None:
         """PromptError for settings that do not fit the sources, or pass the context."""
-        if not num_sources or len(each) != num_sources:
+        if not num_sources:
+            raise PromptError("There are no texts to answer; give at least one.")
+        if len(each) != num_sources:
             raise PromptError(
-                f"There are {num_sources} sources and {len(each)} Settings; give at least one source, and each its own "
-                "Settings, or one for all."
+                f"settings has {len(each)} Settings for {counted(num_sources, 'text')}; give each text its own, or one "
+                "Settings for all."
             )
         most, room = max(settings.max_new_tokens for settings in each), self.config.context - 1
         if most > room:

@@ -28,6 +28,7 @@ DEMO = Path(__file__).parent / "demo"
 DEMO_LABEL = "bundled demo model"
 RANDOM_LABEL = "shape, random weights: for timing only"
 """The label's words after the shape's name."""
+TRAINING_TIMED = "`eet-lab bench train:MODEL/b8` times its training"
 SHAPES = (PRESETS, ENCODER_PRESETS, SEQ2SEQ_PRESETS)
 Kind = Literal["demo", "random", "folder", "hub", "live"]
 NAMES = ("demo", *(name for each in SHAPES for name in each))
@@ -71,12 +72,13 @@ class Model:
         if isinstance(self.network, VisionEncoder):
             raise ModelError(
                 f"{self.name} is an encoder of images ({self.config.family}): it generates no text. Use eet_lab.encode "
-                "or classify, or load a decoder such as 'demo' or 'gpt2'."
+                f"or classify; {TRAINING_TIMED}; or load a decoder such as 'demo' or 'gpt2'."
             )
         if isinstance(self.network, AnyEncoder):
             raise ModelError(
                 f"{self.name} is an encoder ({self.config.family}): it reads whole texts, and generates none. Use "
-                "eet_lab.encode, classify, classify_tokens or fill_mask, or load a decoder such as 'demo' or 'gpt2'."
+                "eet_lab.encode, classify, classify_tokens or fill_mask; to time it, eet_lab.compare in Python or "
+                "`eet-lab bench encode:MODEL/t64/p5-500`; or load a decoder such as 'demo' or 'gpt2'."
             )
         return self.network
 
@@ -86,8 +88,8 @@ class Model:
         if isinstance(network := self.generator, Seq2Seq):
             raise ModelError(
                 f"{self.name} is an encoder-decoder ({self.config.family}), which this does not run: it answers a text "
-                "and does not go on with it. Use eet_lab.generate, Seq2SeqEngine or Trainer, or load a decoder such as "
-                "'demo' or 'gpt2'."
+                f"and does not go on with it. Use eet_lab.generate, Seq2SeqEngine or Trainer; {TRAINING_TIMED}; or "
+                "load a decoder such as 'demo' or 'gpt2'."
             )
         return network
 
