@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
 from eet_lab.cli import main
 from eet_lab.errors import TrainingError
@@ -42,6 +43,29 @@ def test_a_model_learns_a_file_is_saved_and_goes_on(tmp_path, data, capsys, monk
     stop.clear()
     monkeypatch.setattr("eet_lab.commands.terminal.ProgressLine.__call__", lambda *_: None)
     assert main([*words, "--steps", "5", "--resume"]) == 0 and "1 step in" in capsys.readouterr().out
+
+
+def test_what_a_resumed_run_has_otherwise_is_told(tmp_path, data, capsys):
+    words = ["train", "--model", "demo", "--data", data, "--device", "cpu", "--checkpoint", str(tmp_path / "run")]
+    assert main([*words, *SMALL, "--steps", "2"]) == 0
+    other = ["--row-tokens", "16", "--batch-rows", "3", "--lr", "0.002", "--dropout", "0.1"]
+    assert main([*words, *other, "--steps", "3", "--resume"]) == 0
+    assert (
+        "Not as in the run that this one goes on from: --lr 0.002 (was 0.001), --warmup-steps 3 (was 2), --dropout 0.1 "
+        "(was 0.0), --batch-rows 3 (was 2), --row-tokens 16 (was 8).\n"
+    ) in capsys.readouterr().err
+    assert main([*words, *other, "--warmup-steps", "1", "--steps", "6", "--resume"]) == 0  # which is over in both
+    assert "Not as in" not in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_does_not_know_its_settings_is_gone_on_from(tmp_path, data, capsys):
+    words = ["train", "--model", "demo", "--data", data, "--device", "cpu", "--checkpoint", str(tmp_path / "run")]
+    assert main([*words, *SMALL, "--steps", "2"]) == 0
+    state = torch.load(tmp_path / "run" / checkpoint.NAME)
+    for settings in (None, 3, {"lr": "much", "row_tokens": torch.ones(2), 5: 5}):
+        torch.save(state | {"settings": settings}, tmp_path / "run" / checkpoint.NAME)
+        assert main([*words, *SMALL, "--lr", "2e-3", "--steps", "4", "--resume"]) == 0
+        assert "Not as in" not in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_what_was_learned(tmp_path, data, capsys, monkeypatch):

@@ -155,6 +155,9 @@ def _train_own(args: argparse.Namespace) -> int:
     _tell_overwritten(args)
     with cpu_threads(model.device), present(model.network.device), followed(Clock(), signal.SIGTERM) as (line, stop):
         trainer = asked.trainer(model, args.resume)
+        if changed := asked.changed(trainer, rows):
+            each = (f"--{name.replace('_', '-')} {now} (was {then})" for name, (then, now) in changed.items())
+            print(f"Not as in the run that this one goes on from: {', '.join(each)}.", file=sys.stderr)
         line(trainer.num_steps, asked.steps, "reading what was held out")
         begin = perf_counter()
         first = trainer.num_steps

@@ -10,7 +10,7 @@ from typing import Any
 from eet_lab.errors import TrainingError
 from eet_lab.models import Model
 from eet_lab.models.config import Seq2SeqConfig, VisionConfig
-from eet_lab.scheduling.whole import MOST, check_whole
+from eet_lab.scheduling.whole import MOST, check_whole, is_real
 from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
 from eet_lab.training import checkpoint, demos
@@ -139,6 +139,21 @@ class TrainAsked:
                     f"steps ({self.steps:,}) counts those too. Ask for more than {trainer.num_steps:,}."
                 )
         return trainer
+
+    def changed(self, trainer: Trainer, rows: Numbered) -> dict[str, tuple[Any, Any]]:
+        """What the run that a trainer goes on from had otherwise, as far as its checkpoint tells: {field: (then, now)}.
+
+        A warm-up that is over in both is the same.
+        """
+        now: dict[str, Any] = {
+            "lr": self.lr, "warmup_steps": self.warmup, "dropout": self.dropout, "batch_rows": self.batch_rows,
+            "row_tokens": rows.row_tokens,
+        }  # fmt: skip
+        had = {name: then for name in now if is_real(then := trainer.resumed.get(name))}
+        found = {name: (then, now[name]) for name, then in had.items() if now[name] not in (then, None)}
+        if max(found.get("warmup_steps", (0,))) <= trainer.num_steps:
+            found.pop("warmup_steps", None)
+        return found
 
     def train(self, trainer: Trainer, rows: Numbered, held_out: Numbered, **how: Any) -> TrainRun:
         """Train; `how` are further words of `train`, such as `on_step` and `cancel`. Errors: those of `train`."""

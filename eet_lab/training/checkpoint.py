@@ -120,6 +120,7 @@ def read(folder: str | Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     except Exception as error:  # whatever is there in place of what was saved
         why = first_line(error) if isinstance(error, ValueError) else "it is not what Trainer.save writes"
         raise TrainingError(f"{path} cannot be read (it is damaged: {why}). {_remedy(path)}") from error
+    state["settings"] = settings if isinstance(settings := state.get("settings"), dict) else {}
     if version != FORMAT:
         raise TrainingError(f"{path} is of a later version of EET Lab. Update it, or take another checkpoint.")
     if strange := sorted(str(name) for name in {*found, *shapes} if found.get(name) != shapes.get(name)):

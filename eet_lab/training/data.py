@@ -62,6 +62,7 @@ class Numbered(ABC):
 
     seed: int
     unit = "example"
+    row_tokens: int | None = None  # where each has the same number
     _drawn: tuple[tuple[int, ...], np.ndarray] = (), np.empty(0)  # the last epoch's order, and what it depends on
 
     @abstractmethod
@@ -172,6 +173,7 @@ class Rows(Numbered):
     """
 
     unit = "row"
+    row_tokens: int
 
     def __init__(
         self, tokens: Sequence[int] | np.ndarray, row_tokens: int, *, seed: int = 0, name: str = "The text"
@@ -229,7 +231,7 @@ class Masked(Numbered):
     """
 
     def __init__(self, rows: Numbered, mask_id: int, vocab_size: int) -> None:
-        self.rows, self.seed, self.unit = rows, rows.seed, rows.unit
+        self.rows, self.seed, self.unit, self.row_tokens = rows, rows.seed, rows.unit, rows.row_tokens
         self.mask_id, self.vocab_size = mask_id, vocab_size
 
     def __len__(self) -> int:

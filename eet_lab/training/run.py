@@ -9,7 +9,7 @@ from statistics import median
 
 from eet_lab.errors import Cancelled, TrainingError
 from eet_lab.progress import Cancel, Progress
-from eet_lab.scheduling.whole import MOST, check_whole
+from eet_lab.scheduling.whole import MOST, check_whole, is_whole
 from eet_lab.training import checkpoint
 from eet_lab.training.data import Batches, check_batches
 from eet_lab.training.step import NotFinite, Step
@@ -105,6 +105,8 @@ def train(
     trainer.ranks.agree("their training", trainer.model.device, asked)
     if folder is not None:
         trainer.ranks.by_first(lambda: checkpoint.check(folder))
+    row_tokens = getattr(rows, "row_tokens", None)
+    trainer.reads = {"batch_rows": batch_rows, "row_tokens": row_tokens if is_whole(row_tokens) else None}
     steps, evaluations = list[Step](), list[Evaluation]()
     has_previous = False  # no step has told yet whether the newest checkpoint's weights give a finite loss
 

@@ -81,9 +81,7 @@ class Trainer:
                 f"{type(network).__name__}: give model.network."
             )
         if network.device.type == "meta":
-            raise ModelError(
-                "The model has shapes and no data. To train it, load it on 'cpu' or 'cuda', not on 'meta'."
-            )
+            raise ModelError("The model has shapes and no data. To train, load it on 'cpu' or 'cuda', not on 'meta'.")
         self.config = network.config.in_training
         self.ranks = ranks()
         check_trained(self.parts, self.config)
@@ -106,6 +104,8 @@ class Trainer:
         )  # fmt: skip
         self.loss_scale = self.settings.loss_scale(network.dtype)
         self.num_steps = 0
+        self.reads: dict[str, int | None] = {}  # how many rows, of which length, a step of `train` reads
+        self.resumed: dict[str, Any] = {}  # the settings, and `reads`, of the run that it goes on from
         self._reserved: PassSize | None = None  # the most that memory is taken for; None: no limit
         self._made: Returned | None = None  # the last update's numbers, until it is counted
         self.busy = Lock()
@@ -234,9 +234,7 @@ class Trainer:
             loss = float(self.ranks.together(work, self.num_steps, batch.mark)[1]) / batch.num_labels
             self.ranks.check()
         if not math.isfinite(loss):
-            advice = (
-                "Begin again with a smaller lr if steps have made the weights too large, or look at these examples."
-            )
+            advice = "Begin again with a smaller lr if steps made the weights too large, or look at these examples."
             made = f"After {counted(self.num_steps, 'step')}" if self.num_steps else "Before any step"
             raise NotFinite(f"{made} these examples have a loss of {loss}. {advice}")
         return loss
@@ -278,13 +276,14 @@ class Trainer:
         return self.ranks.by_first(lambda: checkpoint.write(folder, self._state()))
 
     def _state(self) -> dict[str, Any]:
-        state = {"num_steps": self.num_steps, "settings": asdict(self.settings), "weights": self.parameters}
-        return state | {"optimizer": self.optimizer.state_dict(), "loss_scale": self.loss_scale.state_dict()}
+        state = {"num_steps": self.num_steps, "weights": self.parameters, "optimizer": self.optimizer.state_dict()}
+        return state | {"settings": asdict(self.settings) | self.reads, "loss_scale": self.loss_scale.state_dict()}
 
     @exclusive
     @torch.no_grad()
     def resume(self, folder: str | Path) -> None:
-        """Go on from what `save` wrote, to the bit where the settings are the same: they are this trainer's.
+        """Go on from what `save` wrote, to the bit where the settings are the same: they are this trainer's, and
+        `resumed` has those of the one that saved.
 
         Errors: TrainingError, after which all is as it was.
         """
@@ -296,7 +295,7 @@ class Trainer:
             parameter.copy_(state["weights"][path])
         own = self.optimizer.state_dict()["param_groups"]  # lr and the like stay those of this trainer
         self.optimizer.take_state({**state["optimizer"], "param_groups": own})
-        self.num_steps = state["num_steps"]
+        self.num_steps, self.resumed = state["num_steps"], state["settings"]
 
     def _memory(self, what: str) -> AbstractContextManager[None]:
         """OutOfMemory where memory is full; what was kept for launches is then free again."""
