@@ -44,13 +44,22 @@ def raise_file_limit() -> None:
 
 
 def check_folder(folder: Path, what: str, error: type[EETError]) -> None:
-    """Make a folder where there is none; `error`, which names `what` goes there, where nothing can be written to it."""
+    """`error`, which names `what` goes there, where nothing can be written to a folder, or none can be made.
+
+    One that is made to find out is taken away again: what is refused for other reasons leaves nothing behind.
+    """
+    missing: list[Path] = []
     try:
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=folder).close()
     except (OSError, ValueError) as problem:  # a name with a NUL byte is a ValueError
         why = getattr(problem, "strerror", None) or problem
         raise error(f"{what} cannot be saved in {visible(str(folder))} ({why}). Choose another folder.") from problem
+    finally:
+        with suppress(OSError, ValueError):  # somebody else has put something there
+            for each in missing:
+                each.rmdir()
 
 
 def folder_path(folder: object, error: type[EETError]) -> Path:

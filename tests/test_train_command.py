@@ -122,3 +122,13 @@ def test_what_cannot_be_trained_is_told_before_any_step(words, says, capsys, mon
     assert main(["train", *words, "--device", "cpu"]) == 2
     told = capsys.readouterr().err
     assert says in told and "will not be kept" not in told
+
+
+def test_a_training_that_is_refused_leaves_no_folders(tmp_path, data, capsys):
+    words = ["train", "--model", "demo", "--device", "cpu", "--save", str(tmp_path / "new" / "tuned")]
+    assert main([*words, "--data", str(tmp_path / "none.txt")]) == 2
+    assert main(["train", "vit-tiny", "--save", str(tmp_path / "new"), "--recipe", "nonsense"]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
+    (tmp_path / "there").mkdir()
+    assert main([*words[:-1], str(tmp_path / "there"), "--data", "none.txt"]) == 2
+    assert (tmp_path / "there").is_dir()

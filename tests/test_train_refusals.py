@@ -20,7 +20,7 @@ from eet_lab.errors import ModelError, PromptError, RecipeError, TrainingError
 from eet_lab.models import load
 from eet_lab.models.families import settings_of
 from eet_lab.technique import Recipe
-from eet_lab.training import IGNORED, Example, Rows, Trainer, train
+from eet_lab.training import IGNORED, Example, Examples, Rows, Trainer, train
 from eet_lab.training.loss_scale import LossScale
 from eet_lab.training.settings import TrainSettings
 
@@ -88,6 +88,16 @@ def test_a_batch_that_is_larger_than_what_was_reserved():
         assert trainer.evaluate(larger) > 0  # which keeps nothing for a backward pass
         trainer.reserve([larger])
         assert trainer.step(larger).number == before + 1
+
+
+def test_a_run_that_is_refused_leaves_no_checkpoint_folder(tmp_path):
+    """By what was held out, or by the first step."""
+    rows, long = [Example([5, 6, 7])] * 2, [Example([5] * 65)]
+    for trained, held_out in ((rows, long), (long, rows)):
+        trainer = Trainer(families.ours("gpt2").network)
+        with pytest.raises(TrainingError, match="Example 1 has 65 tokens"):
+            train(trainer, Examples(trained), max_steps=2, batch_rows=1, held_out=held_out, folder=tmp_path / "a" / "b")
+        assert not (tmp_path / "a").exists()
 
 
 def test_a_class_is_not_ignored():
