@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ import eet_lab
 from eet_lab.bench import encoding
 from eet_lab.bench.encoding import HF, SORTED, ErrorBudget, encode_all
 from eet_lab.bench.rows import append, markdown, read
-from eet_lab.bench.workloads import Texts
+from eet_lab.bench.workloads import DEMO_PROMPTS, Texts, default_prompts
 from eet_lab.commands.bench_tables import encode_table
 from eet_lab.errors import Cancelled, ModelError, PromptError
 from eet_lab.models.decoder import mapped
+from eet_lab.models.tokenizer import Tokenizer
 
 WORKLOAD = "encode:any/t20/p1-30"
 
@@ -57,6 +59,14 @@ def test_ours_and_transformers_encode_the_same(name, tmp_path):
     [path] = append(rows, tmp_path)
     assert read(path) == rows and "tok/s" in markdown(rows)
     assert "tok/s" in (shown := encode_table(rows)) and SORTED in shown and "passed" in shown
+
+
+def test_default_texts_that_are_cut_keep_the_token_that_ends_them():
+    model = ours("bert")
+    marked = Tokenizer(lambda text: [2, *[5] * (len(text) // 3), 3], str, 8)
+    rows, most = default_prompts(replace(model, tokenizer=marked)), model.config.context
+    assert max(map(len, rows)) == most < len(marked.encode(DEMO_PROMPTS[-1]))
+    assert all(row == [2, *[5] * (len(row) - 2), 3] for row in rows)
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])

@@ -15,6 +15,7 @@ from eet_lab.bench.timing import check_repeats
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import PromptError
 from eet_lab.models import Model
+from eet_lab.models.config import EncoderConfig
 from eet_lab.naming import Form
 from eet_lab.scheduling.traffic import FIRST_TOKEN
 from eet_lab.texts import Prompts, as_rows
@@ -319,13 +320,14 @@ def describe(name: str, rows: Sequence[Sequence[int]], new_tokens: int) -> str:
 
 def default_prompts(model: Model, new_tokens: int = 0) -> list[list[int]]:
     """Eight ragged prompts: sentences where the model has a tokenizer, else random tokens. They are cut where they and
-    so many new tokens would pass the context.
+    so many new tokens would pass the context; an encoder's keep their last token, which ends a text.
     """
     rows: Iterable[list[int]] = Workload(model.name, 8, 2, 30, 1).prompts(model.config.vocab_size)
     if model.tokenizer is not None:
         rows = map(model.encode, DEMO_PROMPTS)
     most = max(model.config.context - new_tokens, 1)
-    return [row[:most] for row in rows]
+    ends = int(isinstance(model.config, EncoderConfig))
+    return [row[: most - ends] + row[len(row) - ends :] if len(row) > most else row for row in rows]
 
 
 @dataclass(frozen=True)
