@@ -42,13 +42,19 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. 0: done; 1: it found something wrong; 2: bad input, or the machine refused; 130: interrupted."""
     streams.prepare()
+    parser = build_parser()
+    args = argparse.Namespace(command=parser)  # until it is known which
     try:
         try:
-            return _run(argv)
+            return _run(parser, args, argv)
+        except Cancelled:
+            print("Stopped.")
+            return 130
+        except EETError as error:
+            streams.tell(_as_typed(str(error), args.command))
+            return 2
         finally:  # also after --help, which ends in SystemExit: a full disk must show here, and not at exit
             sys.stdout.flush()
-    except EETError as error:
-        streams.tell(str(error))
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
@@ -65,13 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 2
 
 
-def _run(argv: Sequence[str] | None) -> int:
-    parser = build_parser()
-    args, unknown = parser.parse_known_args(argv)
+def _run(parser: argparse.ArgumentParser, args: argparse.Namespace, argv: Sequence[str] | None) -> int:
+    _, unknown = parser.parse_known_args(argv, args)
     if unknown:
-        command = getattr(args, "command", parser)
-        hint = did_you_mean(unknown[0].partition("=")[0], command._option_string_actions)
-        command.error(f"unrecognized arguments: {' '.join(unknown)}{hint and '.' + hint}")
+        hint = did_you_mean(unknown[0].partition("=")[0], args.command._option_string_actions)
+        args.command.error(f"unrecognized arguments: {' '.join(unknown)}{hint and '.' + hint}")
     if "run" not in args:  # no command: whoever types only our name wants to know what there is
         parser.print_help()
         return 0
@@ -79,14 +83,7 @@ def _run(argv: Sequence[str] | None) -> int:
         os.getcwd()
     except FileNotFoundError:  # torch could not be imported
         raise SetupError("The folder that this shell is in has been deleted. Type: cd") from None
-    try:
-        return args.run(args)
-    except Cancelled:
-        print("Stopped.")
-        return 130
-    except EETError as error:
-        streams.tell(_as_typed(str(error), args.command))
-        return 2
+    return args.run(args)
 
 
 def _as_typed(message: str, command: argparse.ArgumentParser) -> str:

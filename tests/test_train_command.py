@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from eet_lab.cli import main
-from eet_lab.errors import TrainingError
+from eet_lab.errors import ModelError, TrainingError
 from eet_lab.models import load
 from eet_lab.training import checkpoint
 
@@ -84,6 +84,18 @@ def test_a_checkpoint_that_cannot_be_written_leaves_what_was_learned(tmp_path, d
     told = capsys.readouterr().err
     assert "No space left on device" in told and f"saved in {tmp_path / 'tuned'}, after 2 steps" in told
     assert load(tmp_path / "tuned", device="cpu").config
+
+
+def test_a_model_that_cannot_be_saved_after_an_error_is_told_beside_it(tmp_path, data, capsys, monkeypatch):
+    def full(*_):
+        raise TrainingError("The training cannot be saved: No space left on device.")
+
+    monkeypatch.setattr(checkpoint, "write", full)
+    monkeypatch.setattr("eet_lab.models.weights.saved", lambda *_: (_ for _ in ()).throw(ModelError("Nor the model.")))
+    words = ["train", "--model", "demo", "--data", data, *SMALL, "--checkpoint", str(tmp_path / "run")]
+    assert main([*words, "--steps", "3", "--save", str(tmp_path / "tuned")]) == 2
+    told = capsys.readouterr().err
+    assert "\nNor the model.\neet-lab: The training cannot be saved: No space left" in told and "saved in" not in told
 
 
 def test_sigterm_keeps_what_was_learned(tmp_path, data, capsys, monkeypatch):

@@ -168,8 +168,11 @@ def _train_own(args: argparse.Namespace) -> int:
         except EETError:
             if args.save and trainer.num_steps > first:
                 line.clear()
-                replace(model, network=trainer.trained()).save(args.save)
-                print(f"saved in {args.save}, after {counted(trainer.num_steps, 'step')}", file=sys.stderr)
+                try:
+                    replace(model, network=trainer.trained()).save(args.save)
+                    print(f"saved in {args.save}, after {counted(trainer.num_steps, 'step')}", file=sys.stderr)
+                except EETError as problem:  # what ended the training is told, too
+                    print(problem, file=sys.stderr)
             raise
         seconds = perf_counter() - begin
     unit = rows.unit
