@@ -22,7 +22,7 @@ from eet_lab.errors import ModelError, OutOfMemory, PromptError
 from eet_lab.models import PRESETS, load
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import tensors
-from eet_lab.models.families import settings_of
+from eet_lab.models.families import TITLES, settings_of
 from eet_lab.training import Example, Trainer
 
 
@@ -261,6 +261,33 @@ LONG = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}
 def test_what_a_config_cannot_be_is_told(name, changes, says, tmp_path):
     with pytest.raises(ModelError, match=says):
         load(_folder(name, tmp_path, **changes), device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification", "QuestionAnswering"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_decoder_with_another_head_is_told(name, kind, tmp_path):
+    model = getattr(transformers, f"AutoModelFor{kind}").from_config(theirs(name).config)
+    model.save_pretrained(tmp_path)
+    for given, source in ((model, type(model).__name__), (tmp_path, str(tmp_path))):
+        with pytest.raises(ModelError) as told:
+            load(given, device="cpu")
+        assert str(told.value).startswith(f"{source} has another head (")
+        assert f"a {TITLES[name]} runs here as a causal language model alone. Load one" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "mamba"}, "^The architecture 'mamba' is not supported. Supported: .* as encoder-decoders.$"),
+        ({"model_type": None}, r"^The config names no architecture \(model_type\). Supported: GPT-2"),
+    ],
+)
+def test_an_architecture_is_not_taken_for_one_that_is_spelt_like_it(changes, says, tmp_path):
+    theirs("llama").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ModelError, match=says):
+        load(tmp_path, device="cpu")
 
 
 def test_missing_shards_are_named_at_once(tmp_path):

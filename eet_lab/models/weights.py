@@ -224,6 +224,10 @@ def _check_layers(
             )
 
 
+OTHER_HEADS = ("score.", "classifier.", "qa_outputs.")
+"""How transformers' heads of decoders begin that tell classes of texts or tokens, or where an answer is."""
+
+
 def _check(tensors: Mapping[str, Tensor], wanted: list, config: Config, source: str) -> None:
     """ModelError where there is not exactly what the config asks for."""
     title = TITLES[config.family]
@@ -232,6 +236,13 @@ def _check(tensors: Mapping[str, Tensor], wanted: list, config: Config, source: 
         shapes |= dict(zip(entry.names, entry.shapes(shape), strict=True))
     missing, extra = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
     kind = f"{'an' if title[0] in 'AEIO' else 'a'} {title}"
+    heads = [name for name in extra if name.startswith(OTHER_HEADS)]
+    if heads and not isinstance(config, EncoderConfig | Seq2SeqConfig):
+        raise ModelError(
+            f"{source} has another head ({some(heads)}) than the one for the next token: {kind} runs here as a causal "
+            "language model alone. Load one that was saved as that (...ForCausalLM, ...LMHeadModel), or an encoder, "
+            "such as a BERT, to tell classes."
+        )
     problems = [f"lacks {counted(len(missing), 'tensor')} ({some(missing)})"] if missing else []
     problems += [f"has {len(extra)} that {kind} has no place for ({some(extra)})"] if extra else []
     for name in filter(tensors.__contains__, shapes):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eet_lab.errors import ModelError, did_you_mean
+from eet_lab.errors import ModelError
 from eet_lab.models.config import Config, EncoderConfig
 from eet_lab.models.families import bart, bert, distilbert, gpt2, llama, opt, roberta, t5, vit
 
@@ -40,8 +40,10 @@ def family_of(settings: Mapping[str, Any]) -> Any:
     """The module for a checkpoint's config; ModelError, which lists what is supported, where there is none."""
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        hint = did_you_mean(str(kind), FAMILIES)
-        raise ModelError(f"The architecture {kind!r} is not supported. Supported: {SUPPORTED}.{hint}")
+        why = "The config names no architecture (model_type)"
+        if kind:  # which a program wrote: what is spelt much like it is another one
+            why = f"The architecture {kind!r} is not supported"
+        raise ModelError(f"{why}. Supported: {SUPPORTED}.")
     return FAMILIES[kind]
 
 
