@@ -214,7 +214,6 @@ def kept_runs_outlive_the_cell_and_the_kernel(bench: Any) -> None:
     page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
     page.get_by_text("The kernel was restarted").wait_for(timeout=60_000)
     assert page.evaluate(rows) == kept
-    page.wait_for_timeout(3000)  # as in test_ready: while JupyterLab asks the new kernel for widgets, none may come
     run_again(bench)
     expect(page.get_by_text("The kernel was restarted")).to_have_count(0, timeout=30_000)
     page.wait_for_function(f"() => {rows} === {kept}", timeout=60_000)

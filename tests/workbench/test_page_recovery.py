@@ -11,7 +11,7 @@ from eet_lab.workbench.page_recovery import RUN_AGAIN, PageRecovery
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 CODE = "eet_lab.Workbench()"
-NOTEBOOK = """async ([script, shown, cells, live, LOOK]) => {
+NOTEBOOK = """async ([script, shown, cells, live, LOOK, status]) => {
   const list = (of) => ({ get length() { return of.length; }, get: (i) => of[i] });
   const outputsOf = (datas) => {
     const wrap = (output) => ({ toJSON: () => output }), all = datas.map((data) => wrap({ metadata: {}, data }));
@@ -21,16 +21,23 @@ NOTEBOOK = """async ([script, shown, cells, live, LOOK]) => {
   const models = cells.map(({ id, code, outputs }) =>
     ({ id, sharedModel: { getSource: () => code }, outputs: outputs && outputsOf(outputs) }));
   const notebook = { cells: list(models), dirty: false };
-  const widget_manager = { restoredStatus: true, context: { model: notebook },
+  const slots = new Set(), say = (status) => slots.forEach((slot) => slot(null, status));
+  const kernel = { statusChanged: { connect: (slot) => slots.add(slot), disconnect: (slot) => slots.delete(slot) } };
+  const widget_manager = { restoredStatus: true, context: { model: notebook }, kernel,
     has_model: (id) => live.includes(id), get_model: async () => ({ views: {} }) };
   const source = script.replace("LOOK_MS = 1000", "LOOK_MS = 1");
   const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
   const end = (await import(url)).default.initialize({ model: { widget_manager, get: () => shown } });
+  say(status);
   await new Promise((done) => setTimeout(done, LOOK));
   end();
+  if (slots.size) throw new Error("it still listens to its kernel");
   return models.map(({ outputs }) => outputs && Array.from(outputs, (_, i) => outputs.get(i).toJSON().data));
 }"""
-"""A notebook of such cells, opened beside a kernel with these `live` models; the data of each cell's outputs then."""
+"""A notebook of such cells, opened beside a kernel with these `live` models, which then tells its `status`.
+
+It gives the data of each cell's outputs.
+"""
 
 
 class Shell:
@@ -95,3 +102,14 @@ def test_a_cell_that_says_something_else_now_stays_empty(window: Any) -> None:
     shown = {"page": "new", "outputs": [WORDS, NEW], "cell": "second", "code": CODE}
     for told, code in ((shown, "x = 1"), ({**shown, "cell": ""}, CODE), ({}, CODE)):
         assert window.evaluate(NOTEBOOK, [PageRecovery._esm, told, [cell("second", code=code)], ["new"], 60]) == [[]]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("status", "after"),
+    [("busy", [WORDS, NEW]), ("idle", [WORDS, NEW]), ("restarting", []), ("autorestarting", []), ("dead", [])],
+)
+def test_a_page_whose_kernel_is_gone_is_shown_no_more(window: Any, status: str, after: list[Any]) -> None:
+    """Its cell is empty where it runs again, until the page of the next kernel stands there."""
+    shown = {"page": "new", "outputs": [WORDS, NEW], "cell": "second", "code": CODE}
+    assert window.evaluate(NOTEBOOK, [PageRecovery._esm, shown, [cell("second")], ["new"], 60, status]) == [after]

@@ -4,10 +4,12 @@
 // What came since it last looked is missed, where all is restored by then: "model not found" stands there for good.
 // The page's output is then taken for another one and set again, which draws it anew. A notebook that was not saved
 // since its cell ran comes back with the output of a run before, or with none: the cell is given the page's own.
+// A page whose kernel is gone is shown no more: its cell may just run again, and stand empty for another page.
 // All this by what JupyterLab offers its extensions. Elsewhere nothing is done, and no other output is touched.
 
 const VIEW = "application/vnd.jupyter.widget-view+json";
 const LOOK_MS = 1000, TRIES = 3;
+const GONE = new Set(["restarting", "autorestarting", "dead"]);
 
 const isGivenUp = () => [...document.querySelectorAll(".eet-run-again")].some((words) => words.offsetParent);
 
@@ -48,16 +50,18 @@ function show(manager, { page, outputs: [words, view], cell: id, code }) {
 }
 
 function initialize({ model }) {
-  const manager = model.widget_manager;
+  const manager = model.widget_manager, kernel = manager.kernel;
   let tries = 0, timer = setTimeout(look, LOOK_MS);
+  const onStatus = (_, status) => { if (GONE.has(status)) end(); };
+  kernel?.statusChanged.connect(onStatus);
 
   // Until the page is shown: in a tab behind another one it is not, and its words are not to be seen either.
   async function look() {
     const shown = model.get("shown"), notebook = manager.context?.model, dirty = notebook?.dirty;
     try {
       if (manager.restoredStatus && manager.has_model(shown.page)) {
-        if (await isShown(manager, shown.page)) return;
-        if (show(manager, shown)) {
+        if (await isShown(manager, shown.page)) return end();
+        if (timer && show(manager, shown)) {
           tries++;
           notebook.dirty = dirty; // the notebook is what it was
         }
@@ -66,13 +70,17 @@ function initialize({ model }) {
       console.warn("EET Lab could not show a page again", problem);
       tries++;
     }
-    if (timer && tries < TRIES) timer = setTimeout(look, LOOK_MS);
+    if (tries >= TRIES) end();
+    else if (timer) timer = setTimeout(look, LOOK_MS);
   }
 
-  return () => {
+  function end() {
     clearTimeout(timer);
     timer = null;
-  };
+    kernel?.statusChanged.disconnect(onStatus);
+  }
+
+  return end;
 }
 
 export default { initialize };
