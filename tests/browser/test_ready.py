@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import pytest
+from playwright.sync_api import expect
 from warm_kernels import ROUNDS
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(150)]
@@ -50,12 +51,12 @@ def started(tmp_path: Path, kernels: dict[str, str]) -> Iterator[Any]:
 
 
 def button(page: Any, name: str) -> Any:
-    return page.locator(BENCH).get_by_role("button", name=re.compile(f"^{name}")).first
+    """The bar's: the runs have a “Compare ticked” of their own, which may be drawn first."""
+    return page.locator(".eet-bar").get_by_role("button", name=name, exact=True)
 
 
 def until_free(page: Any, name: str, seconds: float) -> None:
-    free = "e => !e.disabled && e.getAttribute('aria-disabled') !== 'true'"
-    page.wait_for_function(free, arg=button(page, name).element_handle(), timeout=seconds * 1000)
+    expect(button(page, name)).to_be_enabled(timeout=seconds * 1000)
 
 
 def test_the_workbench_is_there_without_a_key_and_after_a_reload_in_mid_run(
@@ -89,8 +90,6 @@ def test_the_workbench_is_there_without_a_key_and_after_a_reload_in_mid_run(
     page.get_by_text("Run its cell again").wait_for(timeout=60_000)
     assert not page.get_by_text("model not found").is_visible()
     page.evaluate("bench => document.querySelectorAll(bench).forEach(each => each.dataset.old = 1)", BENCH)
-    # JupyterLab asks a kernel that it finds for its widgets; those of a cell that runs meanwhile may be taken for gone.
-    page.wait_for_timeout(3000)
     page.locator(".jp-CodeCell .jp-Placeholder").first.click()
     page.keyboard.press("Shift+Enter")
     page.locator(", ".join(f"{each}:not([data-old])" for each in BENCH.split(", "))).first.wait_for(timeout=60_000)
