@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import tracemalloc
 from types import SimpleNamespace
 
+import encoders
 import numpy as np
 import pytest
+import torch
 
 from eet_lab.errors import ModelError, TrainingError
 from eet_lab.models import load
-from eet_lab.training import Example, Examples, Rows
+from eet_lab.training import Example, Examples, Rows, Trainer
 
 
 def test_rows_of_text_are_read_once_an_epoch_and_depend_on_the_step_alone(tmp_path):
@@ -85,6 +89,22 @@ def test_rows_keep_their_tokens_where_the_caller_fills_its_array_anew():
     rows = Rows(tokens, 4)
     tokens[:] = 0
     assert rows.ids.tolist() == list(range(12))
+
+
+def test_a_step_names_the_lines_that_it_read(tmp_path):
+    """In another order than the file has them."""
+    path, model = tmp_path / "rated.jsonl", encoders.ours("bert-classes")
+    rows = [{"ids": [5, 6], "labels": label} for label in (0, 9, 2)]
+    path.write_text("\n" + "".join(json.dumps(row) + "\n" for row in rows))
+    examples, trainer = Examples.of_file(model, path), Trainer(model.network)
+    assert [*examples] == [Example([5, 6], label) for label in (0, 9, 2)]
+    with pytest.raises(TrainingError, match=f"^Line 3 of {path} has the label 9, but labels are from 0 to 2"):
+        trainer.step([examples[2], examples[1]])
+    with torch.no_grad():
+        next(iter(trainer.parameters.values())).fill_(torch.inf)
+    for batch, told in (([examples[2], examples[0]], f"Line 4 of {path}"), ([Example([5, 6], 1)] * 2, "1")):
+        with pytest.raises(TrainingError, match=f"in a pass over . examples?, {told}"):
+            trainer.step(pickle.loads(pickle.dumps(batch)))
 
 
 def test_files_of_text(tmp_path):

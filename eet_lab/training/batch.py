@@ -25,6 +25,9 @@ from eet_lab.training.settings import TrainSettings
 from eet_lab.training.tasks import Example, TrainTask, check_examples
 from eet_lab.words import told
 
+PLACE = "Example "
+"""How an example is called that has no name, before its place in the batch."""
+
 
 class Given(NamedTuple):
     """All that a pass reads. On the host or the device; what has 64 bits is sent as integers are."""
@@ -75,6 +78,7 @@ class Checked(NamedTuple):
     texts: Sequence[Readable]
     labels: list[np.ndarray]
     numbers: range
+    names: Sequence[str]  # what errors call each
 
     @property
     def num_tokens(self) -> int:
@@ -115,13 +119,14 @@ def checked(
     task: TrainTask,
     config: Config,
     share: Callable[[int], range],
-    names: Sequence[str] = (),
 ) -> Checked:
-    """The texts and the labels of each; `share` tells which of so many this rank reads, and `names` what an error calls
-    each. Errors: TrainingError, PromptError.
+    """The texts and the labels of each; `share` tells which of so many this rank reads.
+
+    Errors: TrainingError, PromptError.
     """
     check_examples(examples)
-    longest, names = config.context, names or [f"Example {number}" for number in range(1, len(examples) + 1)]
+    longest = config.context
+    names = [getattr(each, "name", "") or f"{PLACE}{number}" for number, each in enumerate(examples, 1)]
     for name, example in zip(names, examples, strict=True):
         if not isinstance(example, Example):
             raise TrainingError(f"{name} is {told(example)}, but it must be an Example(ids, labels).")
@@ -153,7 +158,7 @@ def checked(
     labels = [
         np.asarray(text.ids[1:], np.int64) if own is None else own for text, (_, own) in zip(texts, read, strict=True)
     ]
-    return Checked(texts, labels, share(len(examples)))
+    return Checked(texts, labels, share(len(examples)), names)
 
 
 def as_integers(*numbers: float) -> Tensor:

@@ -20,7 +20,7 @@ from eet_lab.models.config import Config
 from eet_lab.models.on_device import checked_model
 from eet_lab.scheduling.whole import MOST, MOST_SEED, check_number, check_whole
 from eet_lab.training.batch import checked
-from eet_lab.training.tasks import IGNORED, Example, TrainTask, check_examples
+from eet_lab.training.tasks import IGNORED, Example, NamedExample, TrainTask, check_examples
 from eet_lab.words import counted, told, visible
 
 MOST_BYTES = 4 << 30
@@ -124,11 +124,10 @@ class Numbered(ABC):
 class Examples(Numbered):
     """Examples that are given, such as texts with a class, sources with an answer, or images."""
 
-    def __init__(self, examples: Sequence[Example], *, seed: int = 0, names: Sequence[str] = ()) -> None:
-        """`names` are what errors of `check` call them."""
+    def __init__(self, examples: Sequence[Example], *, seed: int = 0) -> None:
         check_whole(TrainingError, "seed", seed, 0, MOST_SEED)
         check_examples(examples)
-        self.examples, self.seed, self._names = examples, seed, names
+        self.examples, self.seed = examples, seed
 
     @classmethod
     def of_rows(cls, model: Model, rows: Iterable[Mapping[str, Any]], *, seed: int = 0) -> Examples:
@@ -149,12 +148,11 @@ class Examples(Numbered):
 
     @classmethod
     def _of(cls, model: Model, rows: Iterable[tuple[Any, str]], seed: int) -> Examples:
-        named = [(_example(model, row, name), name) for row, name in rows]
-        return cls([example for example, _ in named], seed=seed, names=[name for _, name in named])
+        return cls([_example(model, row, name) for row, name in rows], seed=seed)
 
     def check(self, task: TrainTask, config: Config) -> None:
         """What a step would refuse of any of them. Errors: TrainingError, which names the row or the line."""
-        checked(self.examples, task, config, range, self._names)
+        checked(self.examples, task, config, range)
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -302,7 +300,7 @@ def _example(model: Model, row: Any, what: str) -> Example:
         raise TrainingError(
             f"{what} has the labels {told(labels)}, but they must be whole numbers, the number of a class, or a text."
         )
-    return Example(model.encode(ids), model.encode(labels) if isinstance(labels, str) else labels)
+    return NamedExample.of(what, model.encode(ids), model.encode(labels) if isinstance(labels, str) else labels)
 
 
 def _in_one_row(tokens: Sequence[int] | np.ndarray) -> np.ndarray:

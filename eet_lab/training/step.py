@@ -15,7 +15,7 @@ from eet_lab.errors import TrainingError
 from eet_lab.models.decoder import tensors
 from eet_lab.parts import Ops
 from eet_lab.progress import Cancel, raise_if_cancelled
-from eet_lab.training.batch import TrainPass
+from eet_lab.training.batch import PLACE, TrainPass
 from eet_lab.words import counted, some
 
 T = TypeVar("T")
@@ -65,14 +65,15 @@ def not_finite(
     losses: Sequence[float],
     loss: float,
     grad_norm: float,
+    names: Sequence[str],
     again: Callable[[TrainPass, Callable[[Ops], Ops]], object],
 ) -> NotFinite:
     """What to tell of a step that cannot be made: which examples, and the first tensor that is not finite.
 
-    `again` makes a pass forward once more, with its ops changed.
+    `names` are those of the batch's examples. `again` makes a pass forward once more, with its ops changed.
     """
     bad = [each for each, own in zip(passes, losses, strict=False) if not math.isfinite(own)][:1]
-    examples = [str(number + 1) for number in sorted(n for each in bad or passes for n in each.numbers)]
+    examples = [names[n].removeprefix(PLACE) for n in sorted(n for each in bad or passes for n in each.numbers)]
     weights = (f"weight {path}" for path, t in parameters.items() if not _is_finite(t))
     outputs = (f"{found} (all weights are finite)" for each in bad for found in _outputs(parameters, each, again))
     made = ("loss (all weights are finite)" for _ in bad)  # before any gradient

@@ -56,6 +56,22 @@ class Example(NamedTuple):
         return Text(self.ids, self.types, places)
 
 
+class NamedExample(Example):
+    """One that errors call by its name, such as its line of a file, rather than by its place in the batch.
+
+    It equals an example without a name.
+    """
+
+    name = ""
+
+    @classmethod
+    def of(cls, name: str, *values: Any) -> NamedExample:
+        """The example with these values, in the order of `Example`."""
+        found = cls(*values)
+        found.name = name
+        return found
+
+
 def check_examples(examples: object) -> None:
     """TrainingError for what is no list of examples, or an empty one."""
     if not isinstance(examples, Sized) or getattr(examples, "ndim", 1) == 0:  # an array of no dimension has no length

@@ -178,7 +178,8 @@ class Trainer:
             if self.num_steps == number:
                 self.ranks.check()
                 own = [float(each) for each in losses]
-                raise not_finite(number, self.parameters, passes, own, loss, grad_norm, partial(self._again, batch))
+                again = partial(self._again, batch)
+                raise not_finite(number, self.parameters, passes, own, loss, grad_norm, batch.names, again)
         computed = sum(each.group.computed_tokens for each in passes)
         return Step(
             number, loss, grad_norm, lr, batch.num_tokens, computed, len(passes), (perf_counter() - begin) * 1e3, scale,
