@@ -314,12 +314,9 @@ def test_unknown_models_are_explained(name, says):
 def test_a_file_of_a_model_is_told_to_be_loaded_by_its_folder(folder, name, home, monkeypatch):
     monkeypatch.setenv("HOME", str(folder))
     given, named = (f"~/{name}", "~") if home else (folder / name, folder)
-    with pytest.raises(ModelError) as told:
+    with pytest.raises(ModelError, match="is a file, but a model is loaded from its whole folder") as told:
         load(given, device="cpu")
-    assert str(told.value) == (
-        f"{given} is a file, but a model is loaded from its whole folder, which has config.json and the weights. Give "
-        f"the folder: {str(named)!r}."
-    )
+    assert str(told.value).startswith(str(given)) and str(told.value).endswith(f"Give the folder: {str(named)!r}.")
     load(named, device="cpu")
 
 
