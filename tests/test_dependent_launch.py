@@ -231,14 +231,32 @@ def kernels() -> dict[str, str]:
     return found
 
 
+SHARED = (
+    (
+        "eet::multiply_tiles<",
+        r"eet::multiply_tiles<.*?>\(a, shared(?:, choice)?\);",
+        "linear_tiles.cuh",
+        "multiply_tiles",
+    ),
+    (
+        "products.multiply(norm, share,",
+        r"products\.multiply\(norm, share,.*?\}\);",
+        "register_product.cuh",
+        "all_steps",
+    ),
+)
+"""What kernels call that waits for them: how a call begins, all of it, and where it is defined, in csrc/eet."""
+
+
 def whole(body: str) -> str:
-    """With what two kernels do alike in the place of their call."""
-    text = re.sub(r"//.*", "", (csrc_dir() / "eet" / "linear_tiles.cuh").read_text())
-    shared = block(text, re.search(r"void multiply_tiles\([^{;]*?\)\s*\{", text).end())
-    shared = re.sub(r"\b(wait_for_previous|let_next_begin)\(\);", r"eet::\1();", shared)
-    if not is_unconditional("eet::multiply_tiles<", body):
-        return body
-    return re.sub(r"eet::multiply_tiles<.*?>\(a, shared(?:, choice)?\);", lambda call: shared, body, flags=re.DOTALL)
+    """With what waits in the place of its call, and waits without the numbers that are computed before them."""
+    for begin, call, file, name in SHARED:
+        text = re.sub(r"//.*", "", (csrc_dir() / "eet" / file).read_text())
+        shared = block(text, re.search(rf"void {name}\([^{{;]*?\)(?: const)?\s*\{{", text).end())
+        shared = re.sub(r"\b(wait_for_previous|let_next_begin)\(", r"eet::\1(", shared)
+        if is_unconditional(begin, body):
+            body = re.sub(call, lambda _, shared=shared: shared, body, flags=re.DOTALL)
+    return re.sub(r"eet::wait_for_previous\([^;]*\);", "eet::wait_for_previous();", body)
 
 
 def block(text: str, begin: int) -> str:
