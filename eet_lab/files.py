@@ -48,18 +48,38 @@ def check_folder(folder: Path, what: str, error: type[EETError]) -> None:
 
     One that is made to find out is taken away again: what is refused for other reasons leaves nothing behind.
     """
-    missing: list[Path] = []
-    try:
-        missing = [each for each in (folder, *folder.parents) if not each.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder).close()
-    except (OSError, ValueError) as problem:  # a name with a NUL byte is a ValueError
-        why = getattr(problem, "strerror", None) or problem
-        raise error(f"{what} cannot be saved in {visible(str(folder))} ({why}). Choose another folder.") from problem
-    finally:
-        with suppress(OSError, ValueError):  # somebody else has put something there
-            for each in missing:
-                each.rmdir()
+    for tries_left in (2, 1, 0):
+        made: list[Path] = []
+        try:
+            _make_folder(folder, made)
+            TemporaryFile(dir=folder).close()
+            return
+        except FileNotFoundError as problem:  # somebody else who looked has just taken the folder away
+            if not tries_left:
+                raise _unwritable(folder, what, error, problem) from problem
+        except (OSError, ValueError) as problem:  # a name with a NUL byte is a ValueError
+            raise _unwritable(folder, what, error, problem) from problem
+        finally:
+            for each in reversed(made):
+                with suppress(OSError):  # somebody else has put something there
+                    each.rmdir()
+
+
+def _make_folder(folder: Path, made: list[Path]) -> None:
+    """Make a folder and those around it; `made` gets each that was not there, also where the next cannot be made."""
+    for each in reversed((folder, *folder.parents)):
+        if not each.is_dir():
+            try:
+                each.mkdir()
+                made.append(each)
+            except FileExistsError:
+                if not each.is_dir():  # else somebody else has just made it
+                    raise
+
+
+def _unwritable(folder: Path, what: str, error: type[EETError], problem: Exception) -> EETError:
+    why = getattr(problem, "strerror", None) or problem
+    return error(f"{what} cannot be saved in {visible(str(folder))} ({why}). Choose another folder.")
 
 
 def folder_path(folder: object, error: type[EETError]) -> Path:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
+import tempfile
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 import torch
 
+from eet_lab import files
 from eet_lab.cli import main
 from eet_lab.errors import ModelError, TrainingError
+from eet_lab.files import check_folder
 from eet_lab.models import load
 from eet_lab.training import checkpoint
 
@@ -134,6 +137,28 @@ def test_what_cannot_be_trained_is_told_before_any_step(words, says, capsys, mon
     assert main(["train", *words, "--device", "cpu"]) == 2
     told = capsys.readouterr().err
     assert says in told and "will not be kept" not in told
+
+
+def test_a_folder_that_another_process_takes_away_is_made_again(tmp_path, monkeypatch):
+    """Two look at once whether the same new folder can be written to, and each takes away what it made."""
+    folder, looks = tmp_path / "new" / "model", []
+
+    def look(dir):
+        looks.append(dir)
+        if len(looks) == 1:
+            folder.rmdir()
+        return tempfile.TemporaryFile(dir=dir)
+
+    monkeypatch.setattr(files, "TemporaryFile", look)
+    check_folder(folder, "The model", ModelError)
+    assert len(looks) == 2 and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("given", ["new/../other", "a/b/" + "x" * 300])
+def test_each_folder_that_was_made_to_find_out_is_taken_away(tmp_path, given):
+    with suppress(ModelError):  # of a name that is too long
+        check_folder(tmp_path / given, "The model", ModelError)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_training_that_is_refused_leaves_no_folders(tmp_path, data, capsys):
