@@ -91,6 +91,13 @@ def test_rows_keep_their_tokens_where_the_caller_fills_its_array_anew():
     assert rows.ids.tolist() == list(range(12))
 
 
+def test_what_has_a_name_of_its_own_is_called_by_its_place():
+    """Such as a row of pandas, which is a Series."""
+    trainer = Trainer(encoders.ours("bert-classes").network)
+    with pytest.raises(TrainingError, match="^Example 2 is namespace.*, but it must be an Example"):
+        trainer.step([Example([5, 6], 1), SimpleNamespace(name="other")])
+
+
 def test_a_step_names_the_lines_that_it_read(tmp_path):
     """In another order than the file has them."""
     path, model = tmp_path / "rated.jsonl", encoders.ours("bert-classes")
@@ -103,7 +110,7 @@ def test_a_step_names_the_lines_that_it_read(tmp_path):
     with torch.no_grad():
         next(iter(trainer.parameters.values())).fill_(torch.inf)
     for batch, told in (([examples[2], examples[0]], f"Line 4 of {path}"), ([Example([5, 6], 1)] * 2, "1")):
-        with pytest.raises(TrainingError, match=f"in a pass over . examples?, {told}"):
+        with pytest.raises(TrainingError, match=f"in a pass over . examples?: {told}"):
             trainer.step(pickle.loads(pickle.dumps(batch)))
 
 

@@ -22,7 +22,7 @@ from eet_lab.parts.passes import Batching, Group, Pass, Readable, Text
 from eet_lab.parts.protocols import LaysOutTexts
 from eet_lab.training.ranks import BatchMark
 from eet_lab.training.settings import TrainSettings
-from eet_lab.training.tasks import Example, TrainTask, check_examples
+from eet_lab.training.tasks import Example, NamedExample, TrainTask, check_examples
 from eet_lab.words import told
 
 PLACE = "Example "
@@ -126,7 +126,8 @@ def checked(
     """
     check_examples(examples)
     longest = config.context
-    names = [getattr(each, "name", "") or f"{PLACE}{number}" for number, each in enumerate(examples, 1)]
+    places = ((each, f"{PLACE}{number}") for number, each in enumerate(examples, 1))
+    names = [each.name or place if isinstance(each, NamedExample) else place for each, place in places]
     for name, example in zip(names, examples, strict=True):
         if not isinstance(example, Example):
             raise TrainingError(f"{name} is {told(example)}, but it must be an Example(ids, labels).")
