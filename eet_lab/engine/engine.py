@@ -341,8 +341,8 @@ class Engine(BaseEngine[Decoder]):
 
     @exclusive
     def close(self) -> None:
-        """Give back all memory but the weights, and end all requests; EngineBusy where they are another thread's."""
-        if self._has_requests():
+        """End all requests and give back all but the weights; it can be used again. EngineBusy for another thread's."""
+        if self._slots is not None and not self._slots.is_deserted:
             self._checked_slots("close")
         self._free()
 
