@@ -69,7 +69,8 @@ extern "C" cudaError_t eet_int8_linear(void* out, void* best, const void* x, con
                                        int G, int log_inputs, int act, float eps, int num_blocks, int stride,
                                        int stage_rows, int stage_inputs, int num_stages, int shared_bytes,
                                        int dependent, cudaStream_t stream) {
-  if (T < 1 || T > eet::kMaxTokens || num_blocks < 1 || num_blocks > N) return cudaErrorInvalidValue;
+  if (T < 1 || T > eet::kMaxTokens || !eet::can_count(T, N)) return cudaErrorInvalidValue;
+  if (num_blocks < 1 || num_blocks > N) return cudaErrorInvalidValue;
   if (K % 16 || (G > 1 && 1 << log_inputs < kInt8Chunk)) return cudaErrorInvalidValue;
   const eet::TilePlan plan{stride, stage_rows, stage_inputs, num_stages, shared_bytes};
   return eet::by_type(dtype, [&](auto type) {

@@ -113,7 +113,8 @@ extern "C" cudaError_t eet_linear(void* out, void* best, const void* x, const in
                                   const float* temperature, int dtype, int T, int N, int K, int act, int gated,
                                   float eps, int num_blocks, int stride, int stage_rows, int stage_inputs,
                                   int num_stages, int shared_bytes, int dependent, cudaStream_t stream) {
-  if (T < 1 || T > eet::kMaxTokens || num_blocks < 1 || num_blocks > N) return cudaErrorInvalidValue;
+  if (T < 1 || T > eet::kMaxTokens || !eet::can_count(T, N)) return cudaErrorInvalidValue;
+  if (num_blocks < 1 || num_blocks > N) return cudaErrorInvalidValue;
   if (!eet::can_pair(gated, N, best, residual)) return cudaErrorInvalidValue;
   const eet::WithNoise drawn{{noise, temperature, positions, rows}};
   const eet::TilePlan plan{stride, stage_rows, stage_inputs, num_stages, shared_bytes};

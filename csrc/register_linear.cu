@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kBounds, eet::kResident)
 
   eet::barrier(1, kReaders);
   const float* from = partial + warp * a.sums + lane;
-#pragma unroll 1  // short code is sooner there
+#pragma unroll 1  // short code is fetched sooner
   for (int n = share.begin + lane; outputs.has(n); n += 32, from += 32, outputs.move_on()) {
     float part[kWarps], sum = 0;
 #pragma unroll
@@ -101,7 +101,8 @@ extern "C" cudaError_t eet_register_linear(void* out, const void* x, const void*
                                            int dtype, int T, int N, int K, int act, float eps, int num_blocks,
                                            int num_steps, int tile, int stage_stride, int num_stages, int num_tiles,
                                            int shared_bytes, int dependent, cudaStream_t stream) {
-  if (T < 1 || T > eet::kRegisterTokens || num_blocks < 1 || num_blocks > N) return cudaErrorInvalidValue;
+  if (T < 1 || T > eet::kRegisterTokens || !eet::can_count(T, N)) return cudaErrorInvalidValue;
+  if (num_blocks < 1 || num_blocks > N) return cudaErrorInvalidValue;
   if (num_steps < 1 || eet::ceil_div(N, num_blocks) > kMostOutputs) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);

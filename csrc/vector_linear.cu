@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kLogWarps = 3, kWarps = 1 << kLogWarps;  // that multiply; one more fills the ring
 constexpr int kReaders = 32 * kWarps;
-constexpr int kBounds = 384;  // twice leave a thread 80 registers, as in register_linear.cu
+constexpr int kBounds = 384;  // two blocks of so many threads leave each 80 registers, as in register_linear.cu
 
 template <typename T>
 using Products = eet::StageProducts<T, kWarps>;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kBounds, eet::kResident)
   Products<T> products(ring, a.tile, a.stage_stride, a.num_tokens);
   const uint32_t activations = products.activations(rows, a.stride);
   const int batch = a.num_tiles * a.tile;
-  eet::wait_for_previous(activations, stager.offset);
+  eet::wait_for_previous(activations);
   stager.stage(rows, a.x, a.at);
   choice.prepare(a.num_tokens);
   eet::barrier(1, kReaders);
@@ -128,7 +128,8 @@ extern "C" cudaError_t eet_vector_linear(void* out, void* best, const void* x, c
                                          float eps, int num_blocks, int stride, int num_steps, int tile,
                                          int stage_stride, int num_stages, int num_tiles, int shared_bytes,
                                          int dependent, cudaStream_t stream) {
-  if (T < 1 || T > eet::kVectorTokens || num_blocks < 1 || num_blocks > N) return cudaErrorInvalidValue;
+  if (T < 1 || T > eet::kVectorTokens || !eet::can_count(T, N)) return cudaErrorInvalidValue;
+  if (num_blocks < 1 || num_blocks > N) return cudaErrorInvalidValue;
   if (num_steps < 1 || !eet::can_pair(gated, N, best, residual)) return cudaErrorInvalidValue;
   const eet::WithNoise drawn{{noise, temperature, positions, rows}};
   return eet::by_half_type(dtype, [&](auto type) {

@@ -293,11 +293,24 @@ def is_unconditional(statement: str, body: str) -> bool:
 
 
 @pytest.mark.parametrize("condition", ["if (blockIdx.x % 2) ", "if (blockIdx.x % 2) {", "for (; false;) "])
-def test_a_condition_around_what_two_kernels_share_is_seen(condition):
-    call = "eet::multiply_tiles<kTokens, Product, eet::NoScales>(a, shared);"
+@pytest.mark.parametrize(
+    "call",
+    [
+        "eet::multiply_tiles<kTokens, Product, eet::NoScales>(a, shared);",
+        "products.multiply(norm, share, outputs.place(n), [&] { outputs.request_residual(n); });",
+    ],
+)
+def test_a_condition_around_what_waits_for_a_kernel_is_seen(call, condition):
     wait = "eet::wait_for_previous();"
     assert is_unconditional(wait, whole(call))
     assert not is_unconditional(wait, whole(condition + call + "}" * condition.count("{")))
+
+
+def test_a_wait_for_numbers_always_waits_where_none_is_negative():
+    """Its predicate is false only where together they have all bits, among them the sign."""
+    text = re.sub(r"//.*", "", (csrc_dir() / "eet" / "dependent.cuh").read_text())
+    assert "const int bits = (... | bits_of(computed));" in text
+    assert "setp.ne.s32 p, %0, -1;\\n  @p griddepcontrol.wait;" in text
 
 
 def test_all_kernels_of_a_step_are_looked_at():

@@ -19,7 +19,6 @@
 // has ended. So nobody finds half of one.
 #pragma once
 
-#include <cstdint>
 #include <type_traits>
 
 namespace eet {
@@ -38,25 +37,24 @@ __device__ inline void let_next_begin() {
 #endif
 }
 
-// For wait_for_previous(), of a pointer or number: some that hang on all of it.
+// For wait_for_previous(): bits that depend on the whole number.
 template <typename T>
-__device__ inline int some_bits(T value) {
-  if constexpr (std::is_pointer_v<T>) {
-    return int(reinterpret_cast<uint64_t>(value) >> 32);
-  } else if constexpr (std::is_same_v<T, float>) {
+__device__ inline int bits_of(T value) {
+  static_assert(sizeof(T) == 4, "a wider number could become negative");
+  if constexpr (std::is_same_v<T, float>) {
     return __float_as_int(value);
   } else {
     return int(value);
   }
 }
 
-// The same, with these pointers and numbers, of which none is negative, computed by then. The compiler would do it where
-// they are used: behind the wait, where nothing else is left to do, and code that runs once takes some 6 clocks an
-// instruction (LOG). It cannot know that not all of their bits are set, and that the wait hangs on nothing.
-template <typename... Values>
-__device__ inline void wait_for_previous(Values... computed) {
+// The same, with these numbers computed by then; none may be negative. Else the compiler computes them where they are used:
+// behind the wait, where each instruction delays the block (LOG). Since none is negative, the predicate always holds, and
+// the kernel always waits; the compiler cannot prove that, and has to compute all of them first.
+template <typename... Numbers>
+__device__ inline void wait_for_previous(Numbers... computed) {
 #if __CUDA_ARCH__ >= 900
-  const int bits = (... | some_bits(computed));
+  const int bits = (... | bits_of(computed));
   asm volatile("{\n  .reg .pred p;\n  setp.ne.s32 p, %0, -1;\n  @p griddepcontrol.wait;\n}" ::"r"(bits)
                : "memory");
 #endif

@@ -2,6 +2,8 @@
 // surrounds a sum, and where the largest output stands, or the one that is drawn. T tokens, N outputs, K inputs.
 #pragma once
 
+#include <climits>
+
 #include "eet/activation.cuh"
 #include "eet/gumbel.cuh"
 #include "eet/launch.cuh"
@@ -62,6 +64,9 @@ struct LinearArgs {
     unit = 2;
   }
 };
+
+// Whether a kernel of few tokens, which counts the outputs of all of them in 32 bits, can take so many.
+inline bool can_count(int T, int N) { return N <= INT_MAX / T; }
 
 // The outputs of this block.
 struct Share {

@@ -26,14 +26,11 @@ struct Norm {
 template <int kWarps, typename T, int kMaxRows, bool kSwap = false>
 class RowStager {
  public:
-  int offset;  // of the thread's first row, in numbers
-
   // `home` [2C]: where norm weights and biases wait in shared memory.
   __device__ RowStager(int num_rows, int log_team, int C, int stride, Norm<T> norm, T* home)
       : num_rows(num_rows), log_team(log_team), C(C), stride(stride), norm(norm), home(home) {
     first = (threadIdx.x & ((32 << log_team) - 1)) * kVec<T>;
     step = kVec<T> << (5 + log_team);
-    offset = (threadIdx.x >> (5 + log_team)) * C;
   }
 
   // What does not depend on x, to be on its way while x is waited for.

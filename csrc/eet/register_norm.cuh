@@ -15,18 +15,18 @@ constexpr int kRegisterTokens = 8;  // at most: the columns of an mma
 template <typename T, int kWarps>
 class RegisterNorm {
  public:
+  const float share;  // of a number in a mean
+
   // `home`: bytes(K) of shared memory.
   __device__ RegisterNorm(Norm<T> norm, int K, char* home)
-      : norm(norm),
+      : share(1.f / K),
+        norm(norm),
         moments(reinterpret_cast<float2*>(home)),
         home(reinterpret_cast<T*>(home + kMomentsBytes)),
-        K(K),
-        share(1.f / K) {}
+        K(K) {}
 
   // Behind them, what is filled in lines of 128 bytes can begin.
   __host__ __device__ static int bytes(int K) { return kMomentsBytes + (2 * K * int(sizeof(T)) + 127) / 128 * 128; }
-
-  const float share;  // of a number in a mean
 
   // What does not depend on x, to be on its way while x is waited for.
   __device__ void request() const {
@@ -58,7 +58,7 @@ class RegisterNorm {
       found = moments_of_row(scratch);
     }
     const uint32_t zero = opaque_zero();
-    const float scale = rsqrtf(fmaxf(found.y, 0.f) + norm.eps), offset = -(shift + found.x) * scale;
+    const float scale = rsqrtf(fmaxf(found.y, 0.f) + norm.eps), offset = -found.x * scale;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if (i == kCount - 1 && i == count) break;
@@ -72,7 +72,7 @@ class RegisterNorm {
       unpack<T>(load(home + first + i * apart), w);
       unpack<T>(norm.bias ? load(home + K + first + i * apart) : zeros(), b);
 #pragma unroll
-      for (int k = 0; k < 8; ++k) v[k] = (v[k] * scale + offset) * w[k] + b[k];
+      for (int k = 0; k < 8; ++k) v[k] = ((v[k] - shift) * scale + offset) * w[k] + b[k];
       const uint4 whole = pack<T>(v);
       x[i] = make_uint4(whole.x, whole.z, whole.y, whole.w);
     }
@@ -85,6 +85,7 @@ class RegisterNorm {
   float2* moments;  // [2][token][warp]
   T* home;          // [2K]: where norm weights and biases wait
   int K;
+
   // Leaves the sums of this warp's numbers and of their squares, by tensor cores: a row times ones, and the diagonal of
   // the rows times themselves. Behind the last number there are zeros.
   template <int kCount>

@@ -21,7 +21,7 @@ struct RegisterArgs : LinearArgs<T, T> {
   Steps steps;             // that cut the inputs; one, if there is a norm
   int tile, stage_stride;  // outputs of a stage; bytes between them
   int num_tiles, num_stages;
-  int sums;  // of a token that are a warp's: an odd number of fours, so that the 32 that a warp leaves have 32 banks
+  int sums;  // floats from token to token: 4 mod 8, so that the 32 that a warp stores lie in 32 banks
 
   void set_tiles(int its_tile, int its_num) {
     tile = its_tile, num_tiles = its_num;
@@ -86,7 +86,7 @@ class RegisterProducts {
       x[kCount - 1] = zeros();
       if (last < num_inputs) x[kCount - 1] = load(a.x + next + (kCount - 1) * kApart);
     };
-    wait_for_previous(next, num_inputs, weights, num_sums, num_outputs, norm.share, computed);
+    wait_for_previous(next, num_inputs, weights, num_sums, num_outputs, kNormed ? norm.share : 0.f, computed);
     request();
     other_requests();
     if (kNormed) norm.apply(x, a.x + row, first, kApart);

@@ -17,7 +17,7 @@ from eet_lab.ops.cuda.attention import Split
 from eet_lab.ops.encoder_cases import ENCODER_CASES
 from eet_lab.ops.records import OPS
 from eet_lab.ops.shapes import AttentionShape, LinearShape, copied
-from eet_lab.ops.types import Batch, Linear, fresh
+from eet_lab.ops.types import Batch, Linear, Norm, fresh
 from gpu.launches import launches_of, replayed
 
 pytestmark = pytest.mark.gpu
@@ -57,6 +57,17 @@ DIVIDED += [
 @every_shape((*CASES, *ENCODER_CASES))
 def test_within_the_budget(case, shape, dtype):
     case.check(getattr(cuda, case.op), shape, "cuda", dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("T", [1, 5, 8])
+def test_a_norm_of_equal_numbers_is_its_bias(T, dtype):
+    """However large they are: a deviation that is a rounding of theirs would be 300 times as large, by eps."""
+    C = 1600
+    weight, bias, w = (torch.randn(*shape, C, device="cuda").to(dtype) for shape in ((), (), (96,)))
+    x = torch.full((T, C), 30_000, device="cuda", dtype=dtype)
+    found = cuda.norm_linear(x, Norm(weight, bias, 1e-5), Linear(w, None), empty=fresh)
+    assert torch.allclose(found.float(), (bias.float() @ w.float().T).expand(T, -1), rtol=2e-2, atol=0.5)
 
 
 def run(case, inputs):
