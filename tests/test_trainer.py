@@ -208,7 +208,7 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_as_they_were():
     with torch.no_grad():
         parameter[0] = torch.inf
     examples = language()
-    says = f"Step 1 has a loss of nan .* not finite is the weight {name}, in a pass over 1 example, 1"
+    says = f"Step 1 has a loss of nan .* not finite is the weight {name}, in a pass over 1 example: 1"
     with pytest.raises(TrainingError, match=says):
         trainer.step(examples)
     with torch.no_grad():

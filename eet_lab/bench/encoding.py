@@ -37,7 +37,6 @@ from eet_lab.errors import ModelError, PromptError
 from eet_lab.models import Model
 from eet_lab.models.decoder import mapped
 from eet_lab.models.encoder import Encoder
-from eet_lab.models.loading import TRAINING_TIMED
 from eet_lab.models.on_device import on_its_encoders_device
 from eet_lab.models.vision import VisionEncoder
 from eet_lab.ops.cases import error_budget
@@ -120,8 +119,8 @@ def encode_all(
     encoder = model.encoder
     if isinstance(encoder, VisionEncoder):
         raise ModelError(
-            f"{model.name} reads images, and {texts} are texts. Give an encoder of texts such as 'bert-base'; "
-            f"{TRAINING_TIMED}."
+            f"{model.name} reads images, and {texts} are texts. Give an encoder of texts such as 'bert-base', or time "
+            f"how {model.name} is trained: `eet-lab bench train:MODEL/b8`."
         )
     rows = texts.prompts(model.config.vocab_size)
     budget = ErrorBudget(encoder, rows)

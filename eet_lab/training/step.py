@@ -79,7 +79,7 @@ def not_finite(
     made = ("loss (all weights are finite)" for _ in bad)  # before any gradient
     grads = (f"gradient of {path}" for path, t in parameters.items() if t.grad is not None and not _is_finite(t.grad))
     first = next(chain(weights, outputs, made, grads), None)
-    where = f"in a pass over {counted(len(examples), 'example')}, {some(examples)}"
+    where = f"in a pass over {counted(len(examples), 'example')}: {some(examples)}"
     found = f"The first tensor that is not finite is the {first}, {where}." if first else f"It was made {where}."
     return NotFinite(
         f"Step {number} has a loss of {loss} and a gradient norm of {grad_norm}, and was left out: the weights are "

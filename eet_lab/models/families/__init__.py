@@ -41,7 +41,7 @@ def family_of(settings: Mapping[str, Any]) -> Any:
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         why = "The config names no architecture (model_type)"
-        if kind:  # which a program wrote: what is spelt much like it is another one
+        if kind:  # programs write it, so it is not misspelt: nothing similar is suggested
             why = f"The architecture {kind!r} is not supported"
         raise ModelError(f"{why}. Supported: {SUPPORTED}.")
     return FAMILIES[kind]

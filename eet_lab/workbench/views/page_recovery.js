@@ -53,7 +53,7 @@ function initialize({ model }) {
   const manager = model.widget_manager, kernel = manager.kernel;
   let tries = 0, timer = setTimeout(look, LOOK_MS);
   const onStatus = (_, status) => { if (GONE.has(status)) end(); };
-  kernel?.statusChanged.connect(onStatus);
+  kernel?.statusChanged?.connect(onStatus);
 
   // Until the page is shown: in a tab behind another one it is not, and its words are not to be seen either.
   async function look() {
@@ -77,7 +77,7 @@ function initialize({ model }) {
   function end() {
     clearTimeout(timer);
     timer = null;
-    kernel?.statusChanged.disconnect(onStatus);
+    kernel?.statusChanged?.disconnect(onStatus);
   }
 
   return end;
