@@ -130,7 +130,7 @@ def _train_own(args: argparse.Namespace) -> int:
     from eet_lab.models import load
     from eet_lab.progress import Clock
     from eet_lab.threads import cpu_threads
-    from eet_lab.training.asked import TrainAsked
+    from eet_lab.training.asked import TrainAsked, changed_words
     from eet_lab.training.step import NotFinite
     from eet_lab.words import counted, visible
 
@@ -155,9 +155,8 @@ def _train_own(args: argparse.Namespace) -> int:
     _tell_overwritten(args)
     with cpu_threads(model.device), present(model.network.device), followed(Clock(), signal.SIGTERM) as (line, stop):
         trainer = asked.trainer(model, args.resume)
-        if changed := asked.changed(trainer, rows):
-            each = (f"--{name.replace('_', '-')} {now} (was {then})" for name, (then, now) in changed.items())
-            print(f"Not as in the run that this one goes on from: {', '.join(each)}.", file=sys.stderr)
+        if changed := changed_words(asked.changed(trainer, rows), lambda name: f"--{name.replace('_', '-')}"):
+            print(changed, file=sys.stderr)
         line(trainer.num_steps, asked.steps, "reading what was held out")
         begin = perf_counter()
         first = trainer.num_steps

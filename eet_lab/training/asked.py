@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,3 +163,9 @@ class TrainAsked:
             trainer, rows, max_steps=self.steps, batch_rows=self.batch_rows, held_out=held_out, evaluate_every=every,
             folder=self.place, save_every=every if self.place else None, **how,
         )  # fmt: skip
+
+
+def changed_words(changed: Mapping[str, tuple[Any, Any]], spelt: Callable[[str], str]) -> str:
+    """A sentence on what `TrainAsked.changed` gives, with each field as it is `spelt` there; none: an empty string."""
+    each = (f"{spelt(name)} {now} (was {then})" for name, (then, now) in changed.items())
+    return f"Not as in the run that this one goes on from: {', '.join(each)}." * bool(changed)

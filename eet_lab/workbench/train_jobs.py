@@ -16,7 +16,7 @@ from eet_lab.models import Model
 from eet_lab.progress import Cancel, Progress
 from eet_lab.threads import cpu_threads
 from eet_lab.training import Step, TrainRun
-from eet_lab.training.asked import TrainAsked
+from eet_lab.training.asked import TrainAsked, changed_words
 from eet_lab.training.run import Evaluation
 
 
@@ -36,11 +36,15 @@ OnLook = Callable[[Look | Evaluation], None]
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a run, and the model as it is after it. `mfu` is that of the step in the middle; None on a CPU."""
+    """What came of a run, and the model as it is after it. `mfu` is that of the step in the middle; None on a CPU.
+
+    `changed`: what the run that it went on from had otherwise, in words.
+    """
 
     run: TrainRun
     model: Model
     mfu: float | None
+    changed: str
 
 
 def train_model(
@@ -50,6 +54,7 @@ def train_model(
     rows, held_out = asked.rows(model)
     with cpu_threads(model.device), present(model.network.device):
         trainer = asked.trainer(model, resumes)
+        changed = changed_words(asked.changed(trainer, rows), lambda name: name.replace("_", " "))
         on_gpu = model.device == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
@@ -66,7 +71,7 @@ def train_model(
         )
         found = sorted(mfu for step in run.steps if (mfu := reached(step)) is not None)
         middle = found[len(found) // 2] if found else None
-        return Trained(run, replace(model, network=trainer.trained()), middle)
+        return Trained(run, replace(model, network=trainer.trained()), middle, changed)
 
 
 Compared = TrainComparison | TrainLadder

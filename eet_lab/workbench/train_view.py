@@ -84,7 +84,8 @@ class TrainController(ActionController):
         else:
             self.trained = value
             self.page.show_run(value.run, asked.steps, value.mfu)
-            self.page.tell(_kept(asked) or ("Stopped." if value.run.was_stopped else "Done."))
+            end = _kept(asked) or ("Stopped." if value.run.was_stopped else "Done.")
+            self.page.tell(f"{end} {value.changed}".rstrip())
 
     def _put_comparison(self, found: Compared, is_last: bool) -> None:
         self.compared = found

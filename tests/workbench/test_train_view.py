@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -95,9 +96,15 @@ def test_what_is_chosen_is_trained_and_resumed_to_the_bit(view: TrainView, model
     click(view, "resume")
     assert "already has 5 steps, and steps (5) counts those too. Ask for more than 5" in told(view)
     page.fields["steps"].value = 7
+    before = [page.fields[name].value for name in ("steps", "lr", "batch_rows")]
     click(view, "resume")
     assert view.run is not None and [step.number for step in view.run.steps] == [5, 6]
     resumed = view.trained
+    assert "Not as in" not in page.status.value
+    page.fields["steps"].value, page.fields["lr"].value, page.fields["batch_rows"].value = 8, 2e-3, 3
+    click(view, "resume")
+    assert re.search(r"goes on from: lr 0\.002 \(was [\d.]+\), batch rows 3 \(was \d\)\.", page.status.value)
+    page.fields["steps"].value, page.fields["lr"].value, page.fields["batch_rows"].value = before
     page.fields["folder"].value = ""
     view.wait()
     click(view, "train")
