@@ -67,6 +67,10 @@ function numbers(view) {
   return new Float32Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
 }
 
+// The pixels that each side of a canvas should have: as many as the screen shows.
+const pixels = (canvas) => [["width", canvas.clientWidth], ["height", canvas.clientHeight]]
+  .map(([side, length]) => [side, Math.round(length * (window.devicePixelRatio || 1))]);
+
 // Clears a canvas that has as many pixels as the screen shows, and gives its width and height in the units of what is drawn:
 // CSS pixels at the page's own type size, so that numbers on an axis and all around them grow with the words (--eet-scale).
 // It gives neither while the canvas is hidden.
@@ -74,24 +78,21 @@ function fitCanvas(canvas, pen, style) {
   const ratio = window.devicePixelRatio || 1, unit = +style.getPropertyValue("--eet-scale") || 1;
   const width = canvas.clientWidth / unit, height = canvas.clientHeight / unit;
   if (!width || !height) return {};
-  for (const [side, length] of [["width", canvas.clientWidth], ["height", canvas.clientHeight]])
-    if (canvas[side] !== Math.round(length * ratio)) canvas[side] = Math.round(length * ratio);
+  for (const [side, count] of pixels(canvas)) if (canvas[side] !== count) canvas[side] = count;
   pen.setTransform(ratio * unit, 0, 0, ratio * unit, 0, 0);
   pen.clearRect(0, 0, width, height);
   return { width, height };
 }
 
-// Calls `redraw` when what is drawn on a canvas no longer suits the page: `sized` has another size, JupyterLab, which names
-// its theme in attributes of the body, another theme, or the screen another density. Not every browser tells of the last
-// one, so it is looked at. Returns what ends it.
+// Calls `redraw` when what is drawn on a canvas no longer suits the page: `sized`, a canvas or what holds some, has another
+// size, or JupyterLab, which names its theme in attributes of the body, another theme. It looks after the pixels besides: not
+// every browser tells of a screen of another density, and none of a size that lasted for one frame, between the sheets of two
+// themes, if something was drawn just then. Returns what ends it.
 function watchLooks(sized, redraw) {
   const sizes = new ResizeObserver(redraw), themes = new MutationObserver(redraw);
-  let density = window.devicePixelRatio;
-  const looking = setInterval(() => {
-    if (density === window.devicePixelRatio) return;
-    density = window.devicePixelRatio;
-    redraw();
-  }, 500);
+  const canvases = () => (sized.matches("canvas") ? [sized] : [...sized.querySelectorAll("canvas")]);
+  const misfit = (canvas) => canvas.clientWidth && canvas.clientHeight && pixels(canvas).some(([side, count]) => canvas[side] !== count);
+  const looking = setInterval(() => { if (canvases().some(misfit)) redraw(); }, 500);
   sizes.observe(sized);
   themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
   return () => { sizes.disconnect(); themes.disconnect(); clearInterval(looking); };

@@ -84,6 +84,13 @@ HOVERS = """() => [...document.querySelectorAll('.eet-figure-box .hovertext')].m
 """What each hover of the figure in a box says, and whether its box holds the words and all of it is in the figure."""
 TWO_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 """A busy machine may leave out frames, and a chart is drawn in the frame after the one that tells it of a size."""
+DRAWN_IN_A_SIZE_THAT_NOBODY_TELLS = """() => new Promise((done) => requestAnimationFrame(async () => {
+  const canvas = document.querySelector('.eet-strip-canvas');
+  requestAnimationFrame(() => { canvas.style.maxWidth = '300px'; });
+  document.body.classList.toggle('eet-looked-at');
+  await Promise.resolve();
+  requestAnimationFrame(() => { const drawn = canvas.width; canvas.style.maxWidth = ''; done(drawn); }); }))"""
+"""A theme's sheet goes and the next one comes: a ResizeObserver that looks after them both sees no other size."""
 POINTS_DRAWN = """() => {
   const strips = [...document.querySelectorAll('.eet-strip')], canvas = strips[0]?.querySelector('canvas');
   if (strips.length === 1 && +strips[0].dataset.points >= 60) return '';
@@ -292,6 +299,10 @@ def follow_the_theme_and_the_screen(page: Any) -> None:
     settled(page, lambda page: "" if differing(page, before) > 0.5 else "the same paper")
     page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Light' })")
     page.wait_for_selector("body[data-jp-theme-light=true]", state="attached")
+    settled(page, fits)
+    look_alike(page, before)
+
+    assert page.evaluate(DRAWN_IN_A_SIZE_THAT_NOBODY_TELLS) == 300
     settled(page, fits)
     look_alike(page, before)
 
