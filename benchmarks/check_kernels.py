@@ -92,8 +92,7 @@ def sanitize(kernels: Sequence[str]) -> list[str]:
     """
     with tempfile.TemporaryDirectory() as folder:
         plain, told = (str(Path(folder) / name) for name in ("plain", "told"))
-        recording = [subprocess.Popen([sys.executable, RECORD, *to]) for to in ((plain,), (told, "-DEET_RACECHECK"))]
-        if any([each.wait() for each in recording]):  # both, before the folder is gone
+        if subprocess.run([sys.executable, RECORD, plain, told, *kernels], check=False).returncode:
             return ["launches could not be recorded"]
         runs = [(plain, tool, name) for name in kernels or [""] for tool in ("memcheck", "initcheck")]
         runs += [(told, "racecheck", name) for name in kernels or native.all_names()]

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "sanitize"))
 
 import torch
-from record import Pass, record
+from record import Pass, Record, record
 
 from eet_lab.errors import EETError
 from eet_lab.ops import native
@@ -71,12 +71,13 @@ def traffic() -> list[Traffic]:
     cases = [replace(case, shapes=case.bench) for case in ALL_CASES if case.op != "masked_attention"]
     which = Pass(gpu().num_blocks, 1 << 30, {case.op for case in cases}, NAMES, {torch.float16})
     declared = [shape.read_bytes(2) for _, shape, _ in which.calls(cases)]
-    found = record({name: str(path) for name, path in native.build().items()}, cases, [which], training=tuple)
-    if others := [call.name for call in found.calls if len(call.launches) != 1]:
+    calls = record(cases, [which], training=tuple)
+    if others := [call.name for call in calls if len(call.launches) != 1]:
         raise RuntimeError(f"Not one launch: {', '.join(others)}.")
+    libraries = native.build(sorted(frozenset().union(*(call.kernels for call in calls))))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "launches"
-        file.write_bytes(pickle.dumps(found))
+        file.write_bytes(pickle.dumps(Record({name: str(path) for name, path in libraries.items()}, calls)))
         how = ["--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--metrics", METRIC]
         play = [sys.executable, str(PLAY), str(file)]
         done = subprocess.run(["ncu", *how, *play], capture_output=True, text=True, timeout=300, check=False)
@@ -87,7 +88,7 @@ def traffic() -> list[Traffic]:
         )
     if done.returncode or len(read) != len(declared):
         raise RuntimeError(f"ncu ended with {done.returncode} and saw {len(read)} of {len(declared)} launches: {told}")
-    return [Traffic(call.name, *each) for call, *each in zip(found.calls, declared, read, strict=True)]
+    return [Traffic(call.name, *each) for call, *each in zip(calls, declared, read, strict=True)]
 
 
 def read_bytes(lines: Iterable[str]) -> list[float]:

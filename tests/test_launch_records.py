@@ -37,21 +37,21 @@ def recorded(sanitize: Any, name: str, shape: str, which: int = 0) -> Any:
     """The first call of one shape, as on the GPU of a pass."""
     [case] = [case for case in ALL_CASES if case.name == name]
     shapes = tuple(each for each in case.shapes if str(each) == shape)
-    return sanitize.record({}, [replace(case, shapes=shapes)], sanitize.PASSES[which : which + 1], tuple).calls[0]
+    return sanitize.record([replace(case, shapes=shapes)], sanitize.PASSES[which : which + 1], tuple)[0]
 
 
 def test_every_source_is_launched_from(sanitize):
-    found = sanitize.record({})
-    launched = {launch.kernel for call in found.calls for launch in call.launches}
+    found = sanitize.record()
+    launched = frozenset().union(*(call.kernels for call in found))
     assert launched == set(all_names()) - ({"wgmma_linear"} if not linear.MOST_TILE_TOKENS else set())
     assert pickle.loads(pickle.dumps(found)) == found
-    assert any(call.name.startswith("fused_layer/") and "8 blocks" in call.name for call in found.calls)
+    assert any(call.name.startswith("fused_layer/") and "8 blocks" in call.name for call in found)
 
 
 def test_the_fused_choice_is_recorded(sanitize):
     """The LM head of every step: each kernel that leaves its largest outputs, in place and of gathered rows."""
-    found = sanitize.record({}, [case for case in ALL_CASES if case.name == "next_token"], training=tuple)
-    launches = [launch for call in found.calls for launch in call.launches]
+    found = sanitize.record([case for case in ALL_CASES if case.name == "next_token"], training=tuple)
+    launches = [launch for call in found for launch in call.launches]
     names = {launch.launcher for launch in launches}
     heads = {"eet_linear", "eet_vector_linear", "eet_int8_linear"}
     assert heads | {"eet_choose_best", "eet_choose_top_k", "eet_choose"} <= names
@@ -66,16 +66,16 @@ def test_the_fused_choice_is_recorded(sanitize):
 
 
 def test_norms_are_recorded_alone_and_with_a_residual(sanitize):
-    found = sanitize.record({}, [], ())
-    launches = [launch.arguments for call in found.calls for launch in call.launches]
+    found = sanitize.record([], ())
+    launches = [launch.arguments for call in found for launch in call.launches]
     kinds = {(each["dtype"], each["log_team"] > 3, bool(each["dresidual"])) for each in launches if "dresidual" in each}
     assert kinds == {*product(range(3), (False, True), (False, True))}
 
 
 def test_blocks_of_many_weights_are_recorded(sanitize):
     """eet_linear for few tokens in 16 bits: with a norm, and heads that choose and that draw."""
-    found = sanitize.record({}, passes=[each for each in sanitize.PASSES if each.num_blocks == 2], training=tuple)
-    calls = [launch.arguments for call in found.calls for launch in call.launches if launch.kernel == "linear"]
+    found = sanitize.record(passes=[each for each in sanitize.PASSES if each.num_blocks == 2], training=tuple)
+    calls = [launch.arguments for call in found for launch in call.launches if launch.kernel == "linear"]
     assert {(call["T"], bool(call["best"]), bool(call["temperature"])) for call in calls} == {
         (2, False, False),
         (4, False, False),
@@ -89,12 +89,12 @@ def test_blocks_of_many_weights_are_recorded(sanitize):
 def test_prompts_go_round_hoppers_ring(sanitize, D, columns):
     """`columns` are the stages of its plan for this head dim, of 64 keys each (csrc/hopper_attention.cu)."""
     found = sanitize.record(
-        {}, passes=[each for each in sanitize.PASSES if each.names == sanitize.LONG_PROMPTS], training=tuple
+        passes=[each for each in sanitize.PASSES if each.names == sanitize.LONG_PROMPTS], training=tuple
     )
-    launches = [launch for call in found.calls for launch in call.launches if launch.kernel == "hopper_attention"]
+    launches = [launch for call in found for launch in call.launches if launch.kernel == "hopper_attention"]
     longest = [each.arguments["longest"] for each in launches if each.arguments["D"] == D]
     assert len(longest) == 2 and min(longest) > columns, "in both types of 16 bits"
-    assert sum(sum(call.sizes) for call in found.calls) < 64 << 20
+    assert sum(sum(call.sizes) for call in found) < 64 << 20
 
 
 def test_what_pytorch_writes_is_told_even_if_it_was_there_before(sanitize):
@@ -107,6 +107,24 @@ def test_linears_fill_few_blocks_on_a_small_gpu(sanitize):
     for which, blocks in ((0, 96), (1, 8)):
         [launch] = recorded(sanitize, "norm_linear", "t1/n96/c64/gelu_tanh", which).launches
         assert launch.arguments["num_blocks"] == blocks
+
+
+def test_calls_of_some_kernels_are_written_with_what_they_launch_alone(sanitize, monkeypatch, tmp_path):
+    calls = [
+        recorded(sanitize, name, shape)
+        for name, shape in (("fused_layer", "t1/c64/f256"), ("linear_residual", "t65/n96/c64"))
+    ]
+    monkeypatch.setattr(sanitize, "record", lambda: calls)
+    monkeypatch.setattr(
+        sanitize.native, "build", lambda names, extra_flags: {name: Path(name + "".join(extra_flags)) for name in names}
+    )
+    plain, told = (str(tmp_path / name) for name in ("plain", "told"))
+    sanitize.main(plain, told, "vector_layer")
+    for file, library in ((plain, "vector_layer"), (told, "vector_layer-DEET_RACECHECK")):
+        assert pickle.loads(Path(file).read_bytes()) == ({"vector_layer": library}, calls[:1])
+    sanitize.main(plain, told)
+    found = pickle.loads(Path(plain).read_bytes())
+    assert found.calls == calls and set(found.libraries) == calls[0].kernels | calls[1].kernels
 
 
 def test_nothing_of_a_pretended_gpu_stays(sanitize):

@@ -40,6 +40,11 @@ class Call(NamedTuple):
     sizes: list[int]  # of its buffers, in bytes
     launches: list[Launch]
 
+    @property
+    def kernels(self) -> frozenset[str]:
+        """Sources in csrc/ that it launches from."""
+        return frozenset(launch.kernel for launch in self.launches)
+
 
 class Record(NamedTuple):
     libraries: dict[str, str]
@@ -50,7 +55,7 @@ def play(found: Record, kernel: str | None = None) -> int:
     """Makes the launches of the calls that have one of this kernel; gives their number."""
     gpu, libraries, num_launches = _Gpu(), dict[str, ctypes.CDLL](), 0
     for call in found.calls:
-        if kernel and kernel not in {launch.kernel for launch in call.launches}:
+        if kernel and kernel not in call.kernels:
             continue
         buffers = [gpu.allocated(size) for size in call.sizes]
         for launch in call.launches:

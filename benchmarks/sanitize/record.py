@@ -1,6 +1,9 @@
 """Writes down the launches of every case's small shapes, with what their kernels read: needs no GPU.
 
-    python benchmarks/sanitize/record.py FILE [FLAG ...]     for play.py, of kernels built with these flags for nvcc
+    python benchmarks/sanitize/record.py PLAIN TOLD [KERNEL ...]
+
+Two files for play.py, of the calls that launch these sources of csrc/, or of all: the second one of kernels that tell
+racecheck what it cannot see (EET_RACECHECK).
 
 Ops run on the CPU over kernels that launch nothing but note their arguments, as in the tests. What an op got from
 `empty` has no contents, unless PyTorch wrote to it between two launches: who reads it before a kernel wrote it is
@@ -82,11 +85,10 @@ SENTINEL = 0x7B  # in every byte of what has no contents: large numbers, whose s
 
 
 def record(
-    libraries: dict[str, str],
     cases: Sequence[Case] = ALL_CASES,
     passes: Sequence[Pass] = PASSES,
     training: Callable[[], Iterable[TrainCall]] = train_calls,
-) -> Record:
+) -> list[Call]:
     """Every case's small shapes, in every type that its op takes; where a ring is filled again, larger ones; and what
     training launches.
     """
@@ -105,7 +107,7 @@ def record(
             with _Watched(recorder):
                 made.call()
             calls.append(recorder.call(made.name))
-    return Record(libraries, calls)
+    return calls
 
 
 class _Recorder:
@@ -261,7 +263,15 @@ def _pretended(gpu: Limits) -> Iterator[_Recorder]:
         yield recorder
 
 
+def main(plain: str, told: str, *kernels: str) -> None:
+    """Write both files; only kernels that are launched are built."""
+    calls = [call for call in record() if not kernels or not call.kernels.isdisjoint(kernels)]
+    launched = frozenset().union(*(call.kernels for call in calls))
+    for file, flags in ((plain, ()), (told, ("-DEET_RACECHECK",))):
+        libraries = native.build(sorted(launched), extra_flags=flags)
+        Path(file).write_bytes(pickle.dumps(Record({name: str(path) for name, path in libraries.items()}, calls)))
+    print(f"{len(calls)} calls, {sum(len(call.launches) for call in calls)} launches")
+
+
 if __name__ == "__main__":
-    found = record({name: str(path) for name, path in native.build(extra_flags=tuple(sys.argv[2:])).items()})
-    Path(sys.argv[1]).write_bytes(pickle.dumps(found))
-    print(f"{len(found.calls)} calls, {sum(len(call.launches) for call in found.calls)} launches")
+    main(*sys.argv[1:])
