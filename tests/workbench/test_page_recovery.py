@@ -22,13 +22,15 @@ NOTEBOOK = """async ([script, shown, cells, live, LOOK, status]) => {
     ({ id, sharedModel: { getSource: () => code }, outputs: outputs && outputsOf(outputs) }));
   const notebook = { cells: list(models), dirty: false };
   const slots = new Set(), say = (status) => slots.forEach((slot) => slot(null, status));
-  const kernel = { statusChanged: { connect: (slot) => slots.add(slot), disconnect: (slot) => slots.delete(slot) } };
+  const kernel = { id: 'first',
+    statusChanged: { connect: (slot) => slots.add(slot), disconnect: (slot) => slots.delete(slot) } };
   const widget_manager = { restoredStatus: true, context: { model: notebook }, kernel,
     has_model: (id) => live.includes(id), get_model: async () => ({ views: {} }) };
   const source = script.replace("LOOK_MS = 1000", "LOOK_MS = 1");
   const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
   const end = (await import(url)).default.initialize({ model: { widget_manager, get: () => shown } });
-  say(status);
+  if (status === 'changed') widget_manager.kernel = { ...kernel, id: 'second' };
+  else say(status);
   await new Promise((done) => setTimeout(done, LOOK));
   end();
   if (slots.size) throw new Error("it still listens to its kernel");
@@ -36,7 +38,7 @@ NOTEBOOK = """async ([script, shown, cells, live, LOOK, status]) => {
 }"""
 """A notebook of such cells, opened beside a kernel with these `live` models, which then tells its `status`.
 
-It gives the data of each cell's outputs.
+Where that is "changed", the notebook has another kernel. It gives the data of each cell's outputs.
 """
 
 
@@ -107,7 +109,14 @@ def test_a_cell_that_says_something_else_now_stays_empty(window: Any) -> None:
 @pytest.mark.browser
 @pytest.mark.parametrize(
     ("status", "after"),
-    [("busy", [WORDS, NEW]), ("idle", [WORDS, NEW]), ("restarting", []), ("autorestarting", []), ("dead", [])],
+    [
+        ("busy", [WORDS, NEW]),
+        ("idle", [WORDS, NEW]),
+        ("restarting", []),
+        ("autorestarting", []),
+        ("dead", []),
+        ("changed", []),
+    ],
 )
 def test_a_page_whose_kernel_is_gone_is_shown_no_more(window: Any, status: str, after: list[Any]) -> None:
     """Its cell is empty where it runs again, until the page of the next kernel stands there."""

@@ -57,6 +57,7 @@ function initialize({ model }) {
 
   // Until the page is shown: in a tab behind another one it is not, and its words are not to be seen either.
   async function look() {
+    if (kernel && manager.kernel?.id !== kernel.id) return end(); // the notebook has another kernel, without this page
     const shown = model.get("shown"), notebook = manager.context?.model, dirty = notebook?.dirty;
     try {
       if (manager.restoredStatus && manager.has_model(shown.page)) {
