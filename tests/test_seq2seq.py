@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -132,6 +133,14 @@ def test_what_a_config_cannot_be_is_told(name, changes, says, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ModelError, match=says):
+        load(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize("start", [None, 0])
+def test_an_encoder_alone_is_told(start, tmp_path):
+    (config := deepcopy(theirs("t5").config)).decoder_start_token_id = start
+    transformers.T5EncoderModel(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="has no weights of a decoder: .*Load one that was saved with both"):
         load(tmp_path, device="cpu")
 
 

@@ -169,6 +169,12 @@ def _loaded(
 ) -> Loaded:
     """`generation` is what generation_config.json says, which comes first, as in transformers."""
     module = family_of(settings)
+    if module in SEQ2SEQ and state and not any("decoder" in name for name in state):
+        raise ModelError(
+            f"{source} has no weights of a decoder: it is the encoder of an encoder-decoder alone, which does not run "
+            "here. Load one that was saved with both (...ForConditionalGeneration, MarianMTModel), or an encoder, such "
+            "as a BERT."
+        )
     told = {**settings, **{name: generation[name] for name in OF_GENERATION if generation.get(name) is not None}}
     settings = told if module in SEQ2SEQ else settings
     config: Config = module.config(settings)
@@ -227,6 +233,8 @@ def _check_layers(
 OTHER_HEADS = ("score.", "classifier.", "qa_outputs.")
 """How transformers' heads of decoders begin that tell classes of texts or tokens, or where an answer is."""
 
+AS_LANGUAGE_MODEL = "Load one that was saved as that (...ForCausalLM, ...LMHeadModel)"
+
 
 def _check(tensors: Mapping[str, Tensor], wanted: list, config: Config, source: str) -> None:
     """ModelError where there is not exactly what the config asks for."""
@@ -240,8 +248,13 @@ def _check(tensors: Mapping[str, Tensor], wanted: list, config: Config, source: 
     if heads and not isinstance(config, EncoderConfig | Seq2SeqConfig):
         raise ModelError(
             f"{source} has another head ({some(heads)}) than the one for the next token: {kind} runs here as a causal "
-            "language model alone. Load one that was saved as that (...ForCausalLM, ...LMHeadModel), or an encoder, "
-            "such as a BERT, to tell classes."
+            f"language model alone. {AS_LANGUAGE_MODEL}, or an encoder, such as a BERT, to tell classes."
+        )
+    own_head = [name for path, entry, _ in wanted if path == "head.weight" for name in entry.names]
+    if missing and missing == own_head and not extra:
+        raise ModelError(
+            f"{source} has no head for the next token ({some(missing)}), and its config does not tie one to the "
+            f"embeddings (tie_word_embeddings): {kind} runs here as a causal language model. {AS_LANGUAGE_MODEL}."
         )
     problems = [f"lacks {counted(len(missing), 'tensor')} ({some(missing)})"] if missing else []
     problems += [f"has {len(extra)} that {kind} has no place for ({some(extra)})"] if extra else []
