@@ -72,19 +72,40 @@ def not_finite(
 
     `names` are those of the batch's examples. `again` makes a pass forward once more, with its ops changed.
     """
-    bad = [each for each, own in zip(passes, losses, strict=False) if not math.isfinite(own)][:1]
-    examples = [names[n].removeprefix(PLACE) for n in sorted(n for each in bad or passes for n in each.numbers)]
+    bad = _first_bad(passes, losses)
     weights = (f"weight {path}" for path, t in parameters.items() if not _is_finite(t))
     outputs = (f"{found} (all weights are finite)" for each in bad for found in _outputs(parameters, each, again))
     made = ("loss (all weights are finite)" for _ in bad)  # before any gradient
     grads = (f"gradient of {path}" for path, t in parameters.items() if t.grad is not None and not _is_finite(t.grad))
     first = next(chain(weights, outputs, made, grads), None)
-    where = f"in a pass over {counted(len(examples), 'example')}: {some(examples)}"
+    where = f"in a pass over {_named(bad or passes, names)}"
     found = f"The first tensor that is not finite is the {first}, {where}." if first else f"It was made {where}."
     return NotFinite(
         f"Step {number} has a loss of {loss} and a gradient norm of {grad_norm}, and was left out: the weights are "
         f"those before it. {found} Use a smaller lr or max_grad_norm, more warmup_steps, or look at these examples."
     )
+
+
+def not_finite_loss(
+    num_steps: int, loss: float, passes: Sequence[TrainPass], losses: Sequence[float], names: Sequence[str]
+) -> NotFinite:
+    """What to tell of examples that have no finite loss after so many steps; on another rank, these may be finite."""
+    made = f"After {counted(num_steps, 'step')}" if num_steps else "Before any step"
+    bad = _first_bad(passes, losses)
+    where = f" The first pass without a finite one is over {_named(bad, names)}." if bad else ""
+    return NotFinite(
+        f"{made} these examples have a loss of {loss}.{where} Begin again with a smaller lr if steps made the weights "
+        "too large, or look at these examples."
+    )
+
+
+def _first_bad(passes: Sequence[TrainPass], losses: Sequence[float]) -> list[TrainPass]:
+    return [each for each, own in zip(passes, losses, strict=False) if not math.isfinite(own)][:1]
+
+
+def _named(passes: Sequence[TrainPass], names: Sequence[str]) -> str:
+    examples = [names[n].removeprefix(PLACE) for n in sorted(n for each in passes for n in each.numbers)]
+    return f"{counted(len(examples), 'example')}: {some(examples)}"
 
 
 def _is_finite(found: Tensor) -> bool:

@@ -43,9 +43,8 @@ from eet_lab.training.forward import check_trained, loss_of
 from eet_lab.training.ranks import ranks
 from eet_lab.training.reserved import PassSize, Scan, check_reserved
 from eet_lab.training.settings import TrainSettings
-from eet_lab.training.step import NotFinite, Step, Work, go_on, not_finite, until
+from eet_lab.training.step import Step, Work, go_on, not_finite, not_finite_loss, until
 from eet_lab.training.tasks import Example, task_of, trained
-from eet_lab.words import counted
 
 REMEDY = f"Use a smaller batch_tokens, a smaller model, or bfloat16. {OTHERS}"
 
@@ -223,21 +222,22 @@ class Trainer:
         """The mean loss of examples, without dropout and smoothing; nothing is updated. Errors: those of `step`."""
         self._settle()
         batch = self._checked(examples)
+        passes = list[TrainPass]()
         plain = replace(self.settings, dropout=0.0, attention_dropout=0.0, label_smoothing=0.0)
 
         def work() -> list[Tensor]:
             go_on(cancel)
+            passes.extend(self._passes(batch))
             of = partial(loss_of, self.model, self.config, self.parts, self.task)
-            given = (self._given(each, batch, plain) for each in until(cancel, self._passes(batch)))
+            given = (self._given(each, batch, plain) for each in until(cancel, passes))
             return [of(sent(each, self._staging)) for each in given]
 
         with self._memory("a pass over examples"):
-            loss = float(self.ranks.together(work, self.num_steps, batch.mark)[1]) / batch.num_labels
+            losses, total = self.ranks.together(work, self.num_steps, batch.mark)
+            loss = float(total) / batch.num_labels
             self.ranks.check()
         if not math.isfinite(loss):
-            advice = "Begin again with a smaller lr if steps made the weights too large, or look at these examples."
-            made = f"After {counted(self.num_steps, 'step')}" if self.num_steps else "Before any step"
-            raise NotFinite(f"{made} these examples have a loss of {loss}. {advice}")
+            raise not_finite_loss(self.num_steps, loss, passes, [float(each) for each in losses], batch.names)
         return loss
 
     @exclusive
