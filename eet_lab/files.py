@@ -7,6 +7,7 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import shutil
 import stat
 import time
 from collections.abc import Callable
@@ -43,8 +44,9 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def check_folder(folder: Path, what: str, error: type[EETError]) -> None:
-    """`error`, which names `what` goes there, where nothing can be written to a folder, or none can be made.
+def check_folder(folder: Path, what: str, error: type[EETError], num_bytes: int = 0) -> None:
+    """`error`, which names `what` goes there, where nothing can be written to a folder, or none can be made, or where
+    it has no room for so many bytes.
 
     One that is made to find out is taken away again: what is refused for other reasons leaves nothing behind.
     """
@@ -53,6 +55,11 @@ def check_folder(folder: Path, what: str, error: type[EETError]) -> None:
         try:
             _make_folder(folder, made)
             TemporaryFile(dir=folder).close()
+            if (free := shutil.disk_usage(folder).free) < num_bytes:
+                raise error(
+                    f"{what} cannot be saved in {visible(str(folder))}: it takes {sized(num_bytes)}, and {sized(free)} "
+                    "are free there. Choose another folder, or make room there."
+                )
             return
         except FileNotFoundError as problem:  # somebody else who looked has just taken the folder away
             if not tries_left:
@@ -78,7 +85,8 @@ def _make_folder(folder: Path, made: list[Path]) -> None:
 
 
 def _unwritable(folder: Path, what: str, error: type[EETError], problem: Exception) -> EETError:
-    why = getattr(problem, "strerror", None) or problem
+    is_other = isinstance(problem, FileExistsError | NotADirectoryError)
+    why = "there is a file in its place" if is_other else getattr(problem, "strerror", None) or problem
     return error(f"{what} cannot be saved in {visible(str(folder))} ({why}). Choose another folder.")
 
 

@@ -238,6 +238,8 @@ def known(name: str) -> type[Technique]:
         hint = did_you_mean(name, registry())
         if "=" in name:
             hint = " A knob follows its technique after a colon, as in memory_reuse:kv=paged:page=32."
+        if name.lower() in ("none", "off", "no"):
+            hint = " A recipe without any is called baseline."
         many = len(registry())
         raise RecipeError(f"There is no technique {name!r}.{hint} `eet-lab techniques` lists all {many} of them.")
     return registry()[name]

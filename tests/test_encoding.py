@@ -225,7 +225,7 @@ def test_commands_say_that_a_model_is_an_encoder(command, tmp_path, capsys, monk
     assert main([*words, *model, "--device", "cpu"]) == 2
     told = capsys.readouterr().err
     assert "my-bert is an encoder (bert): it reads whole texts" in told
-    assert "to time it, eet_lab.compare in Python or `eet-lab bench encode:MODEL/t64/p5-500`" in told
+    assert "to time it, eet_lab.compare in Python or `eet-lab bench encode:my-bert/t64/p5-500`" in told
 
 
 def test_the_page_says_that_a_model_is_an_encoder():

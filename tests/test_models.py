@@ -301,6 +301,7 @@ def _set(folder, **changes):
         ("", "name is empty. Give one of demo, gpt2"),
         ("./nowhere", "no model './nowhere'"),
         ("openai-community/gpt2", "could not be fetched.*network"),
+        (__file__, "is a file, .* Give one, or the name of a model: 'demo'"),
         (42, "takes a name, a folder or a transformers model, not int"),
     ],
 )

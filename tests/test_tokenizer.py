@@ -87,7 +87,9 @@ def test_a_tokenizer_that_pads_and_cannot_be_copied_is_told():
 
 
 @pytest.mark.parametrize("has_tokenizer", [True, False])
-@pytest.mark.parametrize("wrong", ["a", b"a", 5, 1.5, None, [1.5], ["a"], [None], [[1]], torch.ones(1, 2, dtype=int)])
+@pytest.mark.parametrize(
+    "wrong", ["a", b"a", 5, 1.5, None, [1.5], ["a"], [None], [True], [[1]], torch.ones(1, 2, dtype=int)]
+)
 def test_what_are_no_token_ids_are_told_when_decoding(wrong, has_tokenizer):
     model = load(theirs("gpt2"), device="cpu", tokenizer=small_tokenizer() if has_tokenizer else None)
     with pytest.raises(PromptError, match=r"ids is .*, but it must be a list of token ids.*: \[1, 2\]"):

@@ -8,6 +8,7 @@ import tempfile
 import threading
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,13 +53,43 @@ def test_what_a_resumed_run_has_otherwise_is_told(tmp_path, data, capsys):
     words = ["train", "--model", "demo", "--data", data, "--device", "cpu", "--checkpoint", str(tmp_path / "run")]
     assert main([*words, *SMALL, "--steps", "2"]) == 0
     other = ["--row-tokens", "16", "--batch-rows", "3", "--lr", "0.002", "--dropout", "0.1"]
-    assert main([*words, *other, "--steps", "3", "--resume"]) == 0
+    assert main([*words, *other, "--warmup-steps", "3", "--steps", "3", "--resume"]) == 0
     assert (
         "Not as in the run that this one goes on from: --lr 0.002 (was 0.001), --warmup-steps 3 (was 2), --dropout 0.1 "
         "(was 0.0), --batch-rows 3 (was 2), --row-tokens 16 (was 8).\n"
     ) in capsys.readouterr().err
     assert main([*words, *other, "--warmup-steps", "1", "--steps", "6", "--resume"]) == 0  # which is over in both
     assert "Not as in" not in capsys.readouterr().err
+
+
+def test_a_resumed_run_says_that_its_data_recipe_and_type_are_others(tmp_path, data, capsys):
+    """A warm-up that nobody asks for stays the first run's, however many steps there are now."""
+    words = ["train", "--model", "demo", "--device", "cpu", "--checkpoint", str(tmp_path / "run"), *SMALL]
+    assert main([*words, "--data", data, "--steps", "2", "--recipe", "baseline"]) == 0
+    (tmp_path / "other.jsonl").write_text(Path(data).read_text())
+    assert main([*words, "--data", data, "--steps", "9", "--recipe", "baseline", "--resume"]) == 0
+    assert "Not as in" not in capsys.readouterr().err
+    other = ["--data", str(tmp_path / "other.jsonl"), "--recipe", "pre_padding", "--dtype", "bfloat16"]
+    assert main([*words, *other, "--steps", "10", "--resume"]) == 0
+    says = "--data other.jsonl (was texts.jsonl), --recipe pre_padding (was baseline), --dtype bfloat16 (was float32)"
+    assert f"Not as in the run that this one goes on from: {says}.\n" in capsys.readouterr().err
+
+
+def test_what_has_no_room_is_refused_before_anything_is_read(tmp_path, data, capsys, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    words = ["train", "--model", "demo", "--data", data, *SMALL, "--steps", "2"]
+    for option, what in (("--save", "The model"), ("--checkpoint", "The training")):
+        assert main([*words, option, str(tmp_path / "new")]) == 2
+        told = capsys.readouterr().err
+        assert (
+            f"{what} cannot be saved in {tmp_path}/new: it takes " in told and "MiB, and 1 MiB are free there" in told
+        )
+        assert "held out" not in told and not (tmp_path / "new").exists()
+
+
+def test_a_batch_of_more_rows_than_there_are_is_told(data, capsys):
+    assert main(["train", "--model", "demo", "--data", data, *SMALL, "--steps", "1", "--batch-rows", "500"]) == 0
+    assert "A step reads 500 rows, and there are " in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_does_not_know_its_settings_is_gone_on_from(tmp_path, data, capsys):
@@ -126,6 +157,8 @@ def test_sigterm_keeps_what_was_learned(tmp_path, data, capsys, monkeypatch):
         (["--model", "demo", "--resume"], "There is no checkpoint to --resume from without --checkpoint"),
         (["--model", "demo", "--resume", "--checkpoint", "nowhere"], "--resume from in nowhere. Give the folder"),
         (["--model", "demo", "--task", "tokens"], "--task is 'tokens', but it must be one of"),
+        (["--model", "demo", "--task", "classes"], "a decoder, which is trained on other tasks: language"),
+        (["--model", "demo", "--recipe", "none"], "no technique 'none'. A recipe without any is called baseline."),
         (["--model", "demo", "--steps", "0"], "--steps is 0, but it must be a whole number from 1"),
         (["--model", "demo", "--lr", "-1"], "--lr is -1.0, but it must be a number from 0"),
         (["--model", "demo", "--data", "none.txt"], "none.txt cannot be read: No such file or directory"),

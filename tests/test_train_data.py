@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from eet_lab.errors import ModelError, TrainingError
+from eet_lab.errors import ModelError, PromptError, TrainingError
 from eet_lab.models import load
 from eet_lab.training import Example, Examples, Rows, Trainer
 
@@ -107,6 +107,8 @@ def test_a_step_names_the_lines_that_it_read(tmp_path):
     assert [*examples] == [Example([5, 6], label) for label in (0, 9, 2)]
     with pytest.raises(TrainingError, match=f"^Line 3 of {path} has the label 9, but labels are from 0 to 2"):
         trainer.step([examples[2], examples[1]])
+    with pytest.raises(PromptError, match="^Example 2 holds the token 99999, but the model's vocabulary ends at"):
+        trainer.step([examples[2], Example([99_999], 1)])
     with torch.no_grad():
         next(iter(trainer.parameters.values())).fill_(torch.inf)
     for batch, told in (([examples[2], examples[0]], f"Line 4 of {path}"), ([Example([5, 6], 1)] * 2, "1")):

@@ -19,7 +19,7 @@ import transformers
 
 from eet_lab.cli import main
 from eet_lab.encoding import fill_mask
-from eet_lab.errors import ModelError, SetupError, TrainingError
+from eet_lab.errors import EETError, ModelError, SetupError, TrainingError
 from eet_lab.models import load
 from eet_lab.technique import Recipe
 from eet_lab.texts import generate
@@ -136,11 +136,12 @@ def test_a_file_is_checked_before_any_step(tmp_path: Path) -> None:
         ({"ids": [5], "labels": 3}, "has labels that sequence to sequence cannot read"),
         ({"ids": [5], "labels": [7, 99_999]}, "has the label 99999, but labels are from 0 to"),
         ({"ids": [], "labels": [7]}, "has no tokens"),
+        ({"ids": [99_999], "labels": [7]}, "holds the token 99999, but the model's vocabulary ends at"),
         ({"ids": [5] * (longest + 1), "labels": [7]}, f"has {longest + 1:,} tokens, but the model's context is"),
         ({"ids": [5], "labels": [7] * (longest + 1)}, "has an answer that is longer than the model's context"),
     ):
         path.write_text("\n".join(map(json.dumps, [good, good])) + "\n\n" + json.dumps(row))
-        with pytest.raises(TrainingError, match=rf"^Line 4 of .*rows.jsonl {says}"):
+        with pytest.raises(EETError, match=rf"^Line 4 of .*rows.jsonl {says}"):
             TrainAsked(data=str(path)).rows(model)
 
 

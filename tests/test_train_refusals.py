@@ -6,6 +6,7 @@ import copy
 import math
 import os
 from io import FileIO
+from types import SimpleNamespace
 
 import encoders
 import families
@@ -319,7 +320,7 @@ def test_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
             trainer.save(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(type(tmp_path), "open", lambda *_: FileIO("/dev/full", "w"))
-        with pytest.raises(TrainingError, match=r"\(.*No space left on device\), where .* are free"):
+        with pytest.raises(TrainingError, match=r"\(.*No space left on device\). It takes .*, where .* are free"):
             trainer.save(tmp_path)
     assert path.read_bytes() == whole and [each.name for each in tmp_path.glob("trainer*")] == ["trainer.pt"]
 
@@ -327,7 +328,11 @@ def test_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
 
     monkeypatch.setattr(torch, "save", of_torch)
-    with pytest.raises(TrainingError, match=r"unexpected pos 64 vs 0\), where .* are free. Choose another folder"):
+    takes = r"It takes [\d.]+ [KM]iB, where .* are free. Choose another folder"
+    with pytest.raises(TrainingError, match=rf"unexpected pos 64 vs 0\). {takes}"):
+        trainer.save(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100))
+    with pytest.raises(TrainingError, match=rf"\(the disk is full\). {takes}"):
         trainer.save(tmp_path)
 
 

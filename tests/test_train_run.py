@@ -103,7 +103,7 @@ def test_what_a_run_cannot_be_is_told():
         ({"evaluate_every": 2}, "evaluate_every is 2, but there is no held_out"),
         ({"save_every": 2}, "save_every is 2, but there is no folder"),
         ({"save_every": 0, "folder": "x"}, "save_every is 0"),
-        ({"folder": __file__}, "The training cannot be saved in .*File exists.*Choose another folder"),
+        ({"folder": __file__}, "The training cannot be saved in .*there is a file in its place.*Choose another folder"),
         ({"held_out": 3}, "held_out is 3, but it must be examples"),
         ({"rows": [[1, 2], [3, 4]]}, r"rows is \[\[1, 2\], \[3, 4\]\], but .* Give Rows\(.*Examples\("),
         ({"rows": None}, "rows is None, but"),

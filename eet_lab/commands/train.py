@@ -126,11 +126,12 @@ def _train_own(args: argparse.Namespace) -> int:
     from time import perf_counter
 
     from eet_lab.devices import present
-    from eet_lab.errors import EETError
+    from eet_lab.errors import EETError, ModelError
+    from eet_lab.files import check_folder
     from eet_lab.models import load
     from eet_lab.progress import Clock
     from eet_lab.threads import cpu_threads
-    from eet_lab.training.asked import TrainAsked, changed_words
+    from eet_lab.training.asked import TrainAsked, changed_words, weight_bytes
     from eet_lab.training.step import NotFinite
     from eet_lab.words import counted, visible
 
@@ -147,7 +148,15 @@ def _train_own(args: argparse.Namespace) -> int:
         )
     model = load(args.model, device=args.device, dtype=args.dtype or "float32")
     asked.check(model)
+    if args.save:
+        check_folder(args.save, "The model", ModelError, weight_bytes(model))
     rows, held_out = asked.rows(model)
+    if asked.batch_rows > len(rows):
+        print(
+            f"A step reads {counted(asked.batch_rows, 'row')}, and there are {len(rows):,}: it reads some of them more "
+            "than once. --batch-rows asks for fewer.",
+            file=sys.stderr,
+        )
     if not args.save and asked.place is None:
         print("What is learned will not be kept: give --save.", file=sys.stderr)
     elif asked.place is None:

@@ -75,10 +75,11 @@ class Model:
                 f"or classify; {TRAINING_TIMED}; or load a decoder such as 'demo' or 'gpt2'."
             )
         if isinstance(self.network, AnyEncoder):
+            name = self.label if self.kind == "folder" else self.name
             raise ModelError(
                 f"{self.name} is an encoder ({self.config.family}): it reads whole texts, and generates none. Use "
                 "eet_lab.encode, classify, classify_tokens or fill_mask; to time it, eet_lab.compare in Python or "
-                "`eet-lab bench encode:MODEL/t64/p5-500`; or load a decoder such as 'demo' or 'gpt2'."
+                f"`eet-lab bench encode:{visible(name)}/t64/p5-500`; or load a decoder such as 'demo' or 'gpt2'."
             )
         return self.network
 
@@ -188,9 +189,11 @@ def load(
     elif (folder := Path(os.path.expanduser(model))).is_dir():
         loaded = _from_folder(folder, folder.resolve().name, str(folder), "folder")
     elif folder.is_file():
+        named = f"the folder: {visible(str(Path(model).parent))!r}"
+        remedy = named if (folder.parent / "config.json").is_file() else "one, or the name of a model: 'demo'"
         raise ModelError(
             f"{visible(str(model))} is a file, but a model is loaded from its whole folder, which has config.json and "
-            f"the weights. Give the folder: {visible(str(Path(model).parent))!r}."
+            f"the weights. Give {remedy}."
         )
     elif "/" in str(model) and not Path(model).exists() and str(model).count("/") == 1 and str(model)[0] not in "./~":
         loaded = _from_folder(

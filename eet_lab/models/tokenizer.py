@@ -248,7 +248,8 @@ def decoded(tokenizer: Tokenizer | None, ids: Any, special: bool = True) -> str:
 def _checked_ids(ids: Any) -> list[int]:
     """Token ids as a list. Errors: PromptError."""
     try:
-        found = None if isinstance(ids, str | bytes) else [*map(index, ids)]
+        given = None if isinstance(ids, str | bytes) else [*ids]
+        found = None if given is None or bool in map(type, given) else [*map(index, given)]
     except (TypeError, ValueError):  # the latter of arrays in several rows
         found = None
     if found is None:

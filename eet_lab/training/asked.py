@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from eet_lab.errors import TrainingError
 from eet_lab.models import Model
 from eet_lab.models.config import Seq2SeqConfig, VisionConfig
-from eet_lab.scheduling.whole import MOST, check_whole, is_real
+from eet_lab.scheduling.whole import MOST, check_whole, is_real, is_whole
 from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
 from eet_lab.training import checkpoint, demos
@@ -28,6 +28,8 @@ MOST_HELD_OUT = 64
 """Rows of them that are read at most: they are read at most eleven times in a run."""
 MOST_BATCH_TOKENS = 1 << 24
 ROW_TOKENS, WARMUP_STEPS = 128, 5
+MOMENTS_AND_WEIGHT = 3
+"""Numbers that a checkpoint has of each weight, by AdamW."""
 PARTS = 10
 """How often in a run held-out rows are read, and a checkpoint is written, at most."""
 
@@ -89,6 +91,8 @@ class TrainAsked:
                 f"A batch would have {num_tokens:,} tokens, but at most {MOST_BATCH_TOKENS:,} are read for a step. "
                 "Take fewer rows, or shorter ones."
             )
+        if self.place is not None:  # the last checkpoint stays until the next one is whole
+            checkpoint.check(self.place, (2 - self.has_checkpoint) * MOMENTS_AND_WEIGHT * weight_bytes(model))
 
     def recipe(self, model: Model) -> Recipe:
         """The techniques. Errors: RecipeError."""
@@ -134,11 +138,17 @@ class TrainAsked:
         trainer = Trainer(model.network, self.recipe(model).parts, task=self.task, settings=self.settings)
         if resumes and self.place is not None:
             trainer.resume(self.place)
+            begun = trainer.resumed.get("warmup_steps")
+            if self.warmup_steps is None and is_whole(begun, 0, self.steps):  # what nobody asks for stays as it was
+                trainer.settings = replace(trainer.settings, warmup_steps=begun)
             if trainer.num_steps >= self.steps:
                 raise TrainingError(
                     f"The checkpoint in {visible(self.folder)} already has {counted(trainer.num_steps, 'step')}, and "
                     f"steps ({self.steps:,}) counts those too. Ask for more than {trainer.num_steps:,}."
                 )
+        trainer.reads = {
+            "data": Path(self.data).name or self.told(model), "recipe": str(self.recipe(model)), "dtype": model.dtype
+        }  # fmt: skip
         return trainer
 
     def changed(self, trainer: Trainer, rows: Numbered) -> dict[str, tuple[Any, Any]]:
@@ -147,10 +157,10 @@ class TrainAsked:
         A warm-up that is over in both is the same.
         """
         now: dict[str, Any] = {
-            "lr": self.lr, "warmup_steps": self.warmup, "dropout": self.dropout, "batch_rows": self.batch_rows,
-            "row_tokens": rows.row_tokens,
+            **trainer.reads, "lr": self.lr, "warmup_steps": trainer.settings.warmup_steps, "dropout": self.dropout,
+            "batch_rows": self.batch_rows, "row_tokens": rows.row_tokens,
         }  # fmt: skip
-        had = {name: then for name in now if is_real(then := trainer.resumed.get(name))}
+        had = {name: then for name, own in now.items() if _is_alike(then := trainer.resumed.get(name), own)}
         found = {name: (then, now[name]) for name, then in had.items() if now[name] not in (then, None)}
         if max(found.get("warmup_steps", (0,))) <= trainer.num_steps:
             found.pop("warmup_steps", None)
@@ -165,7 +175,17 @@ class TrainAsked:
         )  # fmt: skip
 
 
+def _is_alike(found: object, own: object) -> bool:
+    """Whether what a file holds is text, or a number, as ours is."""
+    return isinstance(found, str) if isinstance(own, str) else is_real(found)
+
+
+def weight_bytes(model: Model) -> int:
+    """What a model takes on a disk."""
+    return model.config.num_params * model.network.dtype.itemsize
+
+
 def changed_words(changed: Mapping[str, tuple[Any, Any]], spelt: Callable[[str], str]) -> str:
     """A sentence on what `TrainAsked.changed` gives, with each field as it is `spelt` there; none: an empty string."""
-    each = (f"{spelt(name)} {now} (was {then})" for name, (then, now) in changed.items())
+    each = (f"{spelt(name)} {visible(str(now))} (was {visible(str(then))})" for name, (then, now) in changed.items())
     return f"Not as in the run that this one goes on from: {', '.join(each)}." * bool(changed)

@@ -24,10 +24,10 @@ FORMAT = 1
 AGAIN = "Take an older checkpoint."
 
 
-def check(folder: str | Path) -> Path:
-    """The folder. TrainingError where `write` could not write to it, told before there is anything to lose."""
+def check(folder: str | Path, num_bytes: int = 0) -> Path:
+    """The folder. TrainingError where `write` could not write so much to it, told before there is anything to lose."""
     folder = folder_path(folder, TrainingError)
-    check_folder(folder, "The training", TrainingError)
+    check_folder(folder, "The training", TrainingError, num_bytes)
     return folder
 
 
@@ -46,9 +46,12 @@ def write(folder: str | Path, state: Mapping[str, Any]) -> Path:
     except (OSError, RuntimeError, ValueError) as error:
         with suppress(OSError, ValueError):  # what is told is why it could not be written
             unfinished.unlink(missing_ok=True)
+        # Where a disk is full, torch's writer may tell of its own insides.
+        needed, free = _num_bytes(state), _free(folder)
+        why = "the disk is full" if isinstance(error, RuntimeError) and (free or needed) < needed else first_line(error)
         raise TrainingError(
-            f"The training cannot be saved in {visible(str(folder))} ({first_line(error)}){_room(folder)}. Choose "
-            "another folder, or make room there. An older checkpoint in it is as it was."
+            f"The training cannot be saved in {visible(str(folder))} ({why}). It takes {sized(needed)}{_room(folder)}. "
+            "Choose another folder, or make room there. An older checkpoint in it is as it was."
         ) from error
     return path
 
@@ -87,10 +90,22 @@ def restore(folder: str | Path) -> None:
 
 def _room(folder: Path) -> str:
     """How much is free there, in words; nothing if unknown."""
+    return "" if (free := _free(folder)) is None else f", where {sized(free)} are free"
+
+
+def _free(folder: Path) -> int | None:
+    """Bytes; None if unknown."""
     try:
-        return f", where {sized(shutil.disk_usage(folder).free)} are free"
+        return shutil.disk_usage(folder).free
     except (OSError, ValueError):  # a name with a NUL byte is a ValueError
-        return ""
+        return None
+
+
+def _num_bytes(state: object) -> int:
+    """Of all tensors in it."""
+    if isinstance(state, Mapping):
+        return sum(map(_num_bytes, state.values()))
+    return state.nbytes if isinstance(state, torch.Tensor) else 0
 
 
 def read(folder: str | Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

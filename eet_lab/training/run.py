@@ -106,7 +106,7 @@ def train(
     if folder is not None:
         trainer.ranks.by_first(lambda: checkpoint.check(folder))
     row_tokens = getattr(rows, "row_tokens", None)
-    trainer.reads = {"batch_rows": batch_rows, "row_tokens": row_tokens if is_whole(row_tokens) else None}
+    trainer.reads |= {"batch_rows": batch_rows, "row_tokens": row_tokens if is_whole(row_tokens) else None}
     steps, evaluations = list[Step](), list[Evaluation]()
     has_previous = False  # no step has told yet whether the newest checkpoint's weights give a finite loss
 

@@ -268,7 +268,8 @@ def task_of(name: str | None, config: Config) -> TrainTask:
     name = name or fitting[0]
     check_choice(TrainingError, "task", name, TASKS)
     if name not in fitting:
-        raise TrainingError(f"task is {name!r}, and the model is {kind}, which cannot be trained on it.")
+        tasks = ", ".join(dict.fromkeys(fitting))
+        raise TrainingError(f"task is {name!r}, and the model is {kind}, which is trained on other tasks: {tasks}.")
     TASKS[name].check(config)
     return TASKS[name]
 
