@@ -76,6 +76,16 @@ def test_logits_are_counted_and_chunks_change_nothing(model: Model) -> None:
     assert re.search(r"further from the other than [\d.]+ × 10⁻[⁵⁶⁷⁸] of its norm", words)
 
 
+def test_the_map_is_of_a_workload_with_a_name(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not with the model's title, which is a sentence."""
+    asked: list[Any] = []
+    recorded = lesson.decode(lesson.FusionMap, lesson.recorded.kept("h100-fusion-gpt2"))
+    monkeypatch.setattr(lesson, "fusion_map", lambda of, workload: asked.append(workload) or recorded)
+    assert "no gain to tell" in lesson.fusions(model).things[-1]
+    sizes = lesson.lengths(model)
+    assert [str(each) for each in asked] == [f"train:gpt2-tiny/b{lesson.NUM_TEXTS}/s{min(sizes)}-{max(sizes)}"]
+
+
 def test_without_a_gpu_no_numbers_of_one_are_told(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     table, *_ = lesson.on_a_gpu(model).things
     assert "Flat optimizer" in html(table)

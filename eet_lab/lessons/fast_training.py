@@ -60,8 +60,12 @@ def untrained(device: str | None = None) -> Model:
 
 def _demo(device: str | None) -> tuple[Demo, str, torch.dtype]:
     device = checked_device(device)
-    on_gpu = device.startswith("cuda")
-    return demo_of("gpt2-mini" if on_gpu else "gpt2-tiny"), device, torch.bfloat16 if on_gpu else torch.float32
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    return demo_of(_demo_name(device)), device, dtype
+
+
+def _demo_name(device: str) -> str:
+    return "gpt2-mini" if device.startswith("cuda") else "gpt2-tiny"
 
 
 @cache
@@ -230,7 +234,7 @@ def flat(model: Model) -> Shown:
 def fusions(model: Model) -> Shown:
     """What each technique that can run here does to each part of the step, and to the step."""
     sizes = lengths(model)
-    workload = TrainBatch(model.name, NUM_TEXTS, min(sizes), max(sizes))
+    workload = TrainBatch(_demo_name(model.device), NUM_TEXTS, min(sizes), max(sizes))
     found = fusion_map(model, workload)
     return Shown(
         here(model),
@@ -239,7 +243,8 @@ def fusions(model: Model) -> Shown:
         f"of random tokens, {min(sizes)} to {max(sizes)} long. Beside the bars stands how many times as fast the part "
         "of the step became that gained most, and how many times as fast the whole step: a part that was a tenth of "
         "the step can take away no more than a tenth of it (Amdahl's law). Counts and bytes are exact. Times are "
-        "measured, a step of each in turn; a question mark stands for what cannot be told from noise.",
+        "measured, a step of each in turn; a question mark, or “no gain to tell”, stands for what cannot be told from "
+        "noise. On a CPU that can be all of them.",
     )
 
 
