@@ -12,7 +12,7 @@ from typing import Any
 from eet_lab import __version__
 from eet_lab.commands import COMMANDS, streams
 from eet_lab.doctor import software
-from eet_lab.errors import Cancelled, EETError, SetupError, did_you_mean
+from eet_lab.errors import Cancelled, EETError, SetupError, as_called, did_you_mean
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -88,10 +88,8 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace, argv: Sequen
 
 def _as_typed(message: str, command: argparse.ArgumentParser) -> str:
     """The message, which begins with the option where it begins with the field that takes its value: --top-k is -1."""
-    for action in command._actions:
-        if action.option_strings and message.startswith(f"{action.dest} is "):
-            return max(action.option_strings, key=len) + message[len(action.dest) :]
-    return message
+    typed = [(action.dest, max(action.option_strings, key=len)) for action in command._actions if action.option_strings]
+    return as_called(message, dict(reversed(typed)))  # where two options share a field, the first one
 
 
 class _Parser(argparse.ArgumentParser):

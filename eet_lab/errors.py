@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 
 
 class EETError(Exception):
@@ -96,6 +97,17 @@ def check_known(error: type[EETError], what: str, name: str, known: Iterable[str
     if name not in names:
         hint, listed = did_you_mean(str(name), names), ", ".join(map(repr, names))
         raise error(f"There is no {what} {name!r}.{hint} Choose one of: {listed}.")
+
+
+def as_called(message: str, names: Mapping[str, str], *, throughout: bool = False) -> str:
+    """The message with the field that it begins with (`top_k is -1`) named as where its value is typed: {field: name}.
+
+    `throughout`: wherever a field stands as a word of its own, but not in a path or in quotes; for fields whose names
+    are no plain words.
+    """
+    fields = "|".join(map(re.escape, names))
+    pattern = rf"(?<![\w./\\'\"-])({fields})(?![\w/\\'\"-]|\.\w)" if throughout else rf"^({fields})(?= is )"
+    return re.sub(pattern, lambda found: names[found[1]], message) if names else message
 
 
 def first_line(error: BaseException) -> str:

@@ -10,12 +10,15 @@ function niceTicks(low, high, count) {
   return ticks;
 }
 
-function logTicks(low, high) {
-  const ticks = [];
+// Decades, or 1, 2 and 5 of each, or evenly spaced values: the first of them of which three or more have room. `roomy` leaves
+// those that have.
+function logTicks(low, high, roomy) {
+  const ticks = [], isDecade = (v) => Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-6;
   for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++)
     for (const m of [1, 2, 5]) { const v = m * Math.pow(10, e); if (v >= low * 0.999 && v <= high * 1.001) ticks.push(v); }
-  if (ticks.length < 2) return niceTicks(low, high, 3);
-  return ticks.length > 6 ? ticks.filter((v) => Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-6) : ticks;
+  const even = [3, 4, 5, 6, 7, 8].map((count) => niceTicks(low, high, count));
+  const tries = [...(ticks.length > 6 ? [ticks.filter(isDecade)] : []), ticks, ...even].map(roomy);
+  return tries.find((each) => each.length > 2) || tries.reduce((best, each) => (each.length > best.length ? each : best));
 }
 
 const newest = (line) => line.y.findLastIndex((y) => !isNaN(y));
@@ -104,11 +107,13 @@ function render({ model, el }) {
     const f = log ? (v) => Math.log(Math.max(v, lo)) : (v) => v;
     const px = (x) => left + ((x - x0) / (x1 - x0)) * W, py = (y) => top + H - ((f(y) - f(lo)) / (f(hi) - f(lo))) * H;
     pen.lineWidth = 1; pen.strokeStyle = grid; pen.fillStyle = ink; pen.textBaseline = "middle"; pen.textAlign = "right";
-    let above = Infinity; // where the label below stands: in a low chart not all have room
-    for (const t of log ? logTicks(lo, hi) : niceTicks(lo, hi, 4)) {
-      const y = Math.round(py(t)) + 0.5;
-      if (above - y < 11) continue;
-      above = y;
+    const at = (t) => Math.round(py(t)) + 0.5;
+    const roomy = (ticks) => { // in a low chart not all labels have room
+      let below = Infinity;
+      return ticks.filter((t) => below - at(t) >= 11 && ((below = at(t)), true));
+    };
+    for (const t of log ? logTicks(lo, hi, roomy) : roomy(niceTicks(lo, hi, 4))) {
+      const y = at(t);
       pen.beginPath(); pen.moveTo(left, y); pen.lineTo(width - right, y); pen.stroke();
       pen.fillText(brief(t), left - 6, y);
     }

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from eet_lab.errors import EETError, name_in_words
+from eet_lab.errors import EETError, as_called, name_in_words
 from eet_lab.figures import outputs
 from eet_lab.figures.outputs import Figure
 from eet_lab.figures.script import style
@@ -315,8 +315,9 @@ def error_state(error: BaseException) -> dict[str, str]:
     }
 
 
-def error_card(error: BaseException) -> str:
-    """The same as HTML, its details in a fold."""
-    title, text, details = map(escape, error_state(error).values())
+def error_card(error: BaseException, names: Mapping[str, str] | None = None) -> str:
+    """The same as HTML, its details in a fold; `names` are what a page calls the fields that an error may name."""
+    title, text, details = error_state(error).values()
+    title, text, details = map(escape, (title, as_called(text, names or {}, throughout=True), details))
     fold = f"<details><summary>details</summary><pre>{details}</pre></details>" if details else ""
     return f'<div class="eet-error" role="alert"><b>{title}</b><p>{text}</p>{fold}</div>'

@@ -28,6 +28,8 @@ class ActionPage:
 
     ACTIONS: ClassVar[Mapping[str, tuple[str, str, str]]]
     """The words and tooltip of each action's button, and what is said when the action begins."""
+    CALLED: ClassVar[Mapping[str, str]] = {}
+    """What the page calls the fields that an error may name."""
     box: W.Box
     asked: Callable[[], Any]
 
@@ -63,7 +65,7 @@ class ActionPage:
     def tell_error(self, error: BaseException) -> None:
         """What went wrong; what was shown before stays."""
         self.tell("")
-        self.error.value = error_card(error)
+        self.error.value = error_card(error, self.CALLED)
 
 
 class ActionController:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,7 +16,7 @@ from eet_lab.models import Model
 from eet_lab.progress import Cancel, Progress
 from eet_lab.threads import cpu_threads
 from eet_lab.training import Step, TrainRun
-from eet_lab.training.asked import TrainAsked, changed_words
+from eet_lab.training.asked import TrainAsked
 from eet_lab.training.run import Evaluation
 
 
@@ -38,13 +38,13 @@ OnLook = Callable[[Look | Evaluation], None]
 class Trained:
     """What came of a run, and the model as it is after it. `mfu` is that of the step in the middle; None on a CPU.
 
-    `changed`: what the run that it went on from had otherwise, in words.
+    `changed`: what the run that it went on from had otherwise, as `TrainAsked.changed` tells.
     """
 
     run: TrainRun
     model: Model
     mfu: float | None
-    changed: str
+    changed: Mapping[str, tuple[Any, Any]]
 
 
 def train_model(
@@ -54,7 +54,7 @@ def train_model(
     rows, held_out = asked.rows(model)
     with cpu_threads(model.device), present(model.network.device):
         trainer = asked.trainer(model, resumes)
-        changed = changed_words(asked.changed(trainer, rows), lambda name: name.replace("_", " "))
+        changed = asked.changed(trainer, rows)
         on_gpu = model.device == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()

@@ -17,6 +17,7 @@ from eet_lab.figures.live import Point, StripCharts
 from eet_lab.figures.outputs import FigureBox
 from eet_lab.models import Model
 from eet_lab.models.config import Config, VisionConfig
+from eet_lab.scheduling.whole import is_whole
 from eet_lab.technique import Technique, known, obstacle, registry
 from eet_lab.training import TrainRun
 from eet_lab.training.asked import TrainAsked
@@ -64,6 +65,11 @@ class TrainLive(StripCharts):
         self.show(points)
 
 
+CALLED = {
+    "lr": "learning rate", "warmup_steps": "warm-up steps", "batch_rows": "rows a batch", "row_tokens": "tokens a row",
+}  # fmt: skip
+"""What is above the fields that code has other names for."""
+WHOLE = ("warmup_steps", "steps", "batch_rows", "row_tokens")
 WIDE = {"width": "auto"}
 FORM = {"grid_template_columns": "repeat(auto-fit, minmax(215px, 1fr))", "grid_gap": "4px 18px", "margin": "6px 0"}
 ROW = {"flex_flow": "row wrap", "display": "flex", "grid_gap": "4px 14px", "align_items": "center", "margin": "6px 0"}
@@ -79,6 +85,7 @@ class TrainPage(ActionPage):
         "compare": ("Compare", "The ticked techniques with none, a step of each in turn", "Reading the data …"),
         "ladder": ("Ladder", "The ticked techniques added, and left out, one by one", "Reading the data …"),
     }
+    CALLED: ClassVar[Mapping[str, str]] = {**CALLED, "max_steps": "steps"}
 
     def __init__(self, model: Model, asked: TrainAsked, put: Callable[[str], None]) -> None:
         self._asked, on_gpu = asked, model.device == "cuda"
@@ -89,17 +96,18 @@ class TrainPage(ActionPage):
         kind = "text or JSONL" if asked.reads_text(model) else "JSONL with labels"
         help = "" if data.disabled else f" A file: {kind}; a tenth is held out."
         folder = W.Text(asked.folder, placeholder="none", **text)
-        warmup, row_tokens = (W.IntText(each, layout=WIDE) for each in (asked.warmup, asked.tokens_a_row(model)))
+        self._usual_warmup = asked.warmup if asked.warmup_steps is None else None  # until somebody types another
+        warmup, row_tokens = _whole(asked.warmup), _whole(asked.tokens_a_row(model))
         row_tokens.disabled = not of_text
         most = f"At most the model’s context, {model.config.context:,}." if of_text else "Examples are read whole."
         fields = {
             "data": ("data, a file", data, f"None: {asked.told(model)}.{help}"),
             "folder": ("checkpoint, a folder", folder, "Written at most ten times a run, and at Stop."),
-            "lr": ("learning rate", W.FloatText(asked.lr, layout=WIDE), "How far AdamW moves the weights."),
-            "warmup_steps": ("warm-up, steps", warmup, "The learning rate rises from 0."),
-            "steps": ("steps", W.IntText(asked.steps, layout=WIDE), "The total, including those before a Resume."),
-            "batch_rows": ("rows a batch", W.IntText(asked.batch_rows, layout=WIDE), "A step reads one batch."),
-            "row_tokens": ("tokens a row", row_tokens, most),
+            "lr": (CALLED["lr"], W.FloatText(asked.lr, layout=WIDE), "How far AdamW moves the weights."),
+            "warmup_steps": (CALLED["warmup_steps"], warmup, "The learning rate rises from 0."),
+            "steps": ("steps", _whole(asked.steps), "The total, including those before a Resume."),
+            "batch_rows": (CALLED["batch_rows"], _whole(asked.batch_rows), "A step reads one batch."),
+            "row_tokens": (CALLED["row_tokens"], row_tokens, most),
             "dropout": ("dropout, a share", W.FloatText(asked.dropout, layout=WIDE), "Of hidden states and attention."),
         }
         super().__init__(fields, put, width="110px")
@@ -126,7 +134,17 @@ class TrainPage(ActionPage):
     def asked(self) -> TrainAsked:
         """What the fields say now."""
         ticked = tuple(name for name, box in self.techniques.items() if box.value)
-        return replace(self._asked, techniques=ticked, **self.said())
+        said = self.said()
+        said |= {name: int(said[name]) for name in WHOLE if said[name].is_integer()}
+        if said["warmup_steps"] == self._usual_warmup:
+            said["warmup_steps"] = None
+        return replace(self._asked, techniques=ticked, **said)
+
+    def follow_steps(self) -> None:
+        """Show the warm-up that the steps leave room for, as long as nobody types one."""
+        asked = self.asked()
+        if asked.warmup_steps is None and is_whole(asked.steps, 1):
+            self._usual_warmup = self.fields["warmup_steps"].value = asked.warmup
 
     def begin(self, compares: bool) -> None:
         """Something is asked for: what was told of the last one of its kind goes, and charts that would stay empty."""
@@ -230,11 +248,16 @@ def _cells(side: TrainedSide, ms: float | None) -> list[str]:
     return cells + ([] if side.peak_bytes is None else [amount(side.peak_bytes)])
 
 
+def _whole(value: int) -> W.FloatText:
+    """A field for a whole number. An IntText would make 2 of a 2.5 that is typed, and say nothing."""
+    return W.FloatText(value, step=1, layout=WIDE)
+
+
 def _checkbox(t: Technique, device: str, config: Config, ticked: bool) -> W.Checkbox:
-    """A technique; where it cannot be ticked, its tooltip says why."""
+    """A technique; where it cannot be ticked, its tooltip says why. A prompt is a text here."""
     reason = obstacle(t, device, config)
     return W.Checkbox(
         ticked and not reason, description=t.title, indent=False, disabled=reason is not None,
         layout={"width": "200px", "flex": "none"},
-        tooltip=f"Not here: {reason.rstrip('.')}." if reason else t.summary,
+        tooltip=f"Not here: {reason.rstrip('.')}." if reason else t.summary.replace("prompts", "texts"),
     )  # fmt: skip

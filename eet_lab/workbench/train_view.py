@@ -18,7 +18,7 @@ from eet_lab.labels import with_labels
 from eet_lab.models import Model, load
 from eet_lab.technique import Recipe, everything
 from eet_lab.training import TrainRun
-from eet_lab.training.asked import TrainAsked
+from eet_lab.training.asked import TrainAsked, changed_words
 from eet_lab.training.run import Evaluation
 from eet_lab.words import told, visible
 from eet_lab.workbench.actions import ActionController, ActionView
@@ -41,6 +41,7 @@ class TrainController(ActionController):
 
     def tick(self) -> None:
         super().tick()
+        self.page.follow_steps()
         self.page.live.push(drained(self._looks))
         for found in drained(self._partial)[-1:]:
             self._put_comparison(found, is_last=False)
@@ -85,7 +86,8 @@ class TrainController(ActionController):
             self.trained = value
             self.page.show_run(value.run, asked.steps, value.mfu)
             end = _kept(asked) or ("Stopped." if value.run.was_stopped else "Done.")
-            self.page.tell(f"{end} {value.changed}".rstrip())
+            changed = changed_words(value.changed, lambda name: self.page.CALLED.get(name, name))
+            self.page.tell(f"{end} {changed}".rstrip())
 
     def _put_comparison(self, found: Compared, is_last: bool) -> None:
         self.compared = found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,36 @@ def test_a_gap_is_not_drawn_over(window: Any, scale: str) -> None:
     chart.push([(0, 0.3, 7.0), (0, 0.4, 8.0)])
     drawn = window.evaluate(DRAWN, [SCRIPT, np.ravel(chart.points).tolist(), scale])
     assert drawn == ["move line move line", "a last step 8 %"]
+
+
+LABELS = """async ([script, buffer, height]) => {
+  const { default: chart } = await import(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
+  const el = document.body.appendChild(document.createElement("div")), labels = [];
+  const pen = CanvasRenderingContext2D.prototype, { fillText } = pen;
+  pen.fillText = function (text, x, y) { if (this.textAlign === "right") labels.push([text, y]); };
+  el.style.cssText = `width:300px;height:${height}px;display:flex;flex-direction:column`;
+  const traits = { title: "loss", unit: "", x_unit: "", window: 0, note: "", scale: "log",
+    series: [{ name: "a", color: "red" }], snapshot: new DataView(new Float32Array(buffer).buffer) };
+  const model = { get: (name) => traits[name], on() {}, off() {} }, end = chart.render({ model, el });
+  while (!el.dataset.draws) await new Promise(requestAnimationFrame);
+  pen.fillText = fillText;
+  end(); el.remove();
+  return labels;
+}"""
+"""The labels of a logarithmic axis, and how far down they are."""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(4.27, 4.35), (3.9, 4.4), (0.8, 1.4), (1.2, 1.9), (2.1, 9.0), (0.0009, 0.0011), (1.9, 170), (1e-9, 5.0)],
+)
+def test_a_logarithmic_axis_has_three_labels_or_more(window: Any, low: float, high: float) -> None:
+    points = np.ravel([(0, 0, high), (0, 1, low)]).tolist()
+    labels = window.evaluate(LABELS, [SCRIPT, points, 190])
+    assert 3 <= len({text for text, _ in labels}) == len(labels) <= 10, labels
+    heights = [y for _, y in labels]
+    assert all(below - above >= 11 for below, above in pairwise(heights)), labels
 
 
 def test_the_latency_chart_says_that_its_value_is_the_last_steps(bench: Workbench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from html import unescape
 from typing import Any
 
 import anywidget
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from eet_lab.bench.timing import Tally
-from eet_lab.errors import PromptError, RecipeError
+from eet_lab.errors import PromptError, RecipeError, TrainingError, as_called
 from eet_lab.figures import theme
 from eet_lab.figures.batch_steps import NEW, PAD, READ, UNUSED, token_matrix
 from eet_lab.figures.live import StripChart, TokenStream
@@ -261,3 +262,21 @@ def test_a_reason_is_told_in_short_and_in_full(monkeypatch: pytest.MonkeyPatch) 
     why = "CUDA kernels need an NVIDIA GPU; the device is 'cpu'."
     row, *_ = techniques_state(State(device="cpu"), "", {}, "", "", read_only=False)["list"]
     assert row["blocked"] == why and row["blocked_short"] == "needs an NVIDIA GPU", "in one line"
+
+
+def test_an_error_calls_fields_as_the_page_does() -> None:
+    names = {"lr": "learning rate", "max_steps": "steps"}
+    for said, shown in [
+        ("lr is -1, or 1 to 4 (max_steps).", "learning rate is -1, or 1 to 4 (steps)."),
+        (
+            "Use a smaller lr or max_grad_norm, or a lower lr.",
+            "Use a smaller learning rate or max_grad_norm, or a lower",
+        ),
+        (
+            "There is no file /a/lr, './lr' or lr.txt: give --lr.",
+            "There is no file /a/lr, './lr' or lr.txt: give --lr.",
+        ),
+    ]:
+        assert shown in unescape(theme.error_card(TrainingError(said), names))
+    assert as_called("lr is -1: a smaller lr.", names) == "learning rate is -1: a smaller lr."
+    assert as_called("lr is -1", {}) == "lr is -1"

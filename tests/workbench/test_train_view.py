@@ -103,7 +103,9 @@ def test_what_is_chosen_is_trained_and_resumed_to_the_bit(view: TrainView, model
     assert "Not as in" not in page.status.value
     page.fields["steps"].value, page.fields["lr"].value, page.fields["batch_rows"].value = 8, 2e-3, 3
     click(view, "resume")
-    assert re.search(r"goes on from: lr 0\.002 \(was [\d.]+\), batch rows 3 \(was \d\)\.", page.status.value)
+    assert re.search(
+        r"goes on from: learning rate 0\.002 \(was [\d.]+\), rows a batch 3 \(was \d\)\.", page.status.value
+    )
     page.fields["steps"].value, page.fields["lr"].value, page.fields["batch_rows"].value = before
     page.fields["folder"].value = ""
     view.wait()
@@ -187,13 +189,20 @@ def test_ticked_techniques_are_compared_with_none(
 
 def test_a_wrong_field_is_told(view: TrainView) -> None:
     for field, value, said in [
-        ("lr", -1.0, "lr is -1"),
-        ("lr", float("nan"), "lr is nan"),
+        ("lr", -1.0, ">learning rate is -1"),
+        ("lr", float("nan"), ">learning rate is nan"),
         ("steps", 0, ">steps is 0"),
-        ("batch_rows", 0, "batch_rows is 0"),
+        ("steps", 2.5, ">steps is 2.5, but it must be a whole number"),
+        ("steps", float("inf"), ">steps is inf"),
+        ("warmup_steps", 9, ">warm-up steps is 9, but it must be a whole number from 0 to 5 (steps)."),
+        ("batch_rows", 0, ">rows a batch is 0"),
         ("batch_rows", 10**9, "A batch would have 12,000,000,000 tokens"),
-        ("row_tokens", 1, "row_tokens is 1"),
-        ("row_tokens", 65, "row_tokens is 65, but it must be a whole number from 2 to 64 (the model&#x27;s context)"),
+        ("row_tokens", 1, ">tokens a row is 1"),
+        (
+            "row_tokens",
+            65,
+            ">tokens a row is 65, but it must be a whole number from 2 to 64 (the model&#x27;s context)",
+        ),
         ("dropout", 1.0, "dropout is 1"),
         ("folder", "/dev/null/" + "x" * 300, "cannot be saved in /dev/null"),
         ("data", "no-such <b>file", "no-such &lt;b&gt;file"),
@@ -204,6 +213,28 @@ def test_a_wrong_field_is_told(view: TrainView) -> None:
         assert "eet-error" in told(view) and said in told(view), told(view)
         widget.value = before
     assert view.run is None and not view.controller.page.buttons["train"].disabled
+
+
+def test_a_warm_up_that_nobody_typed_follows_the_steps(model: Model, data: Path) -> None:
+    view = TrainView(model, data, **ROWS | {"warmup_steps": None})
+    fields = view.controller.page.fields
+    fields["steps"].value = 4  # and Train pressed before the page shows what follows
+    assert view.controller.page.asked().warmup == 4
+    click(view, "train")
+    assert view.run is not None and len(view.run.steps) == 4 and fields["warmup_steps"].value == 4
+    for steps, shown in [(0, 4), (2.5, 4), (float("nan"), 4), (40, 5), (3, 3)]:
+        fields["steps"].value = steps
+        view.controller.turn()
+        assert fields["warmup_steps"].value == shown
+    fields["warmup_steps"].value, fields["steps"].value = 1, 40
+    view.controller.turn()
+    assert fields["warmup_steps"].value == 1
+    view.close()
+
+
+def test_a_page_without_a_prompt_does_not_speak_of_prompts(view: TrainView) -> None:
+    told = [box.tooltip for box in view.controller.page.techniques.values()]
+    assert any(each.startswith("Pad ragged texts on the left") for each in told) and "prompt" not in " ".join(told)
 
 
 def test_a_technique_that_does_not_fit_is_greyed_and_says_why(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +280,7 @@ def test_a_new_view_closes_the_old_one_unless_it_is_asked_for_wrongly(
     view.press("train")
     view.start()
     second = TrainView(model, data, steps=2, **ROWS | {"warmup_steps": None})
-    assert second.controller.page.asked().warmup_steps == 2
+    assert second.controller.page.asked().warmup == second.controller.page.fields["warmup_steps"].value == 2
     with pytest.raises(EETError, match="closed"):
         view.press("train")
     second.close()
