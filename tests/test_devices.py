@@ -106,6 +106,8 @@ def test_among_several_the_present_one_is_chosen(gpus):
 
 @pytest.mark.parametrize("given", ["gpu", "cuda:x", "cuda:-1", "cuda:", "cuda:1:1", 0, "mps", "CUDA", ["cuda"]])
 def test_what_is_no_device_is_refused(gpus, given):
+    with pytest.raises(ModelError, match="device is 'cpu:3', but there is one CPU"):
+        load("demo", device="cpu:3")
     with pytest.raises(ModelError, match=r"device is .*, but it must be 'cuda', 'cuda:1' \(a GPU by its number\) or"):
         load("demo", device=given)
 

@@ -141,8 +141,10 @@ def real_tokens(
     """
     sight = None if mask_function is None else _sight(mask_function)
     if mask_function is not None and sight is None:
-        name = getattr(mask_function, "__qualname__", repr(mask_function))
-        raise ModelError(f"This model hides keys by {name}, which a first and a last key do not say. {REMEDY}")
+        raise ModelError(
+            "This pass hides keys in a way that a first and a last key of each row do not say, such as by position_ids "
+            f"that begin again within a row (packed texts), or by chunks. {REMEDY}"
+        )
     if attention_mask is None:
         kv_length = _num_written(kv_length, sight, others)
         attention_mask = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)

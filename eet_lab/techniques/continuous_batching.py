@@ -37,7 +37,7 @@ class ContinuousBatching(Technique):
 
     rows: int = knob(
         16,
-        "How many requests run at the same time; others wait.",
+        "How many requests run at the same time; others wait. A step computes all slots, used or not.",
         label="Slots",
         unit="rows",
         low=1,

@@ -387,7 +387,7 @@ class Controller:
                 **self.status.shown(self.busy, self.stopping, buttons),
                 "actions": buttons.state(),
                 "busy": self.busy,
-                "headline": None if self.busy else self.results.headline(),
+                "headline": None if self.busy else self.results.headline(self.model),
                 "banner": bar.with_unkept(opened.banner if opened else banner, self.results.history.problem),
                 "read_only": setup is not None,
                 "large": self.large,

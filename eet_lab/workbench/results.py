@@ -256,14 +256,17 @@ class Results:
 
     # What is shown
 
-    def headline(self) -> dict[str, Any] | None:
-        """The answer in a line; None before there is one."""
+    def headline(self, model: Model | None) -> dict[str, Any] | None:
+        """The answer in a line; None before there is one. It names its model, if another one is chosen by now."""
         if self.opened and self.opened.pair:
             return self.opened.pair.headline()
         result = self.result
         if result is None:
             return None
-        return {"parts": answer.headline(result), "about": answer.about(result)}
+        where = result.environment
+        is_other = not self.opened and (model is None or model.label != where.model_label)
+        about = f"{visible(where.model)} · " * is_other + answer.about(result)
+        return {"parts": answer.headline(result), "about": about}
 
     def effects(self, prompts: Sequence[str], model: Model | None) -> tuple[dict[str, Effect], str]:
         """What each technique brought in the ladder that is shown, or in the last one that fits, and which that was.

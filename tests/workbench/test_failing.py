@@ -56,6 +56,16 @@ def test_a_run_names_its_model_where_another_one_was_asked_for(bench: Workbench)
         assert told["facts"] and not told["ask_path"] and not told["load_again"]
 
 
+def test_a_result_names_its_model_once_another_one_is_chosen(bench: Workbench) -> None:
+    do(bench, ask.run())
+    about = shown(bench, "bar")["headline"]["about"]
+    name = bench.model.name
+    do(bench, ask.pick_model("demo"))
+    assert shown(bench, "bar")["headline"]["about"] == f"{name} · {about}" and name not in about
+    do(bench, ask.pick_model(LIVE))
+    assert shown(bench, "bar")["headline"]["about"] == about
+
+
 def test_a_run_of_a_model_that_cannot_be_loaded_is_no_run_of_another(bench: Workbench) -> None:
     """Who types a name and clicks on Run sends both at once."""
     for message in (ask.type_model("./mistyped"), ask.run()):

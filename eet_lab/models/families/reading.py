@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eet_lab.errors import ModelError, did_you_mean
+from eet_lab.errors import ModelError
 from eet_lab.models.config import EncoderConfig, Seq2SeqConfig
 from eet_lab.scheduling.whole import is_real, is_whole
 
@@ -62,8 +62,7 @@ def choice(settings: Settings, name: str, usual: str, known: Mapping[str, str]) 
     """What an activation is called here."""
     value = settings.get(name, usual)
     if not isinstance(value, str) or value not in known:
-        hint = did_you_mean(str(value), known)
-        raise ModelError(f"The activation {value!r} is not supported; supported: {', '.join(known)}.{hint}")
+        raise ModelError(f"The activation {value!r} is not supported; supported: {', '.join(known)}.")
     return known[value]
 
 

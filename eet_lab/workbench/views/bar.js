@@ -6,7 +6,7 @@
 
 const ACTIONS = [["run", "Run", "r"], ["compare", "Compare", "c"], ["ladder", "Ladder", "l"], ["stop", "Stop", "Escape"]];
 const GONE = "The kernel was restarted. Run the cell again (Shift+Enter): kept runs come back. What is shown here stays.";
-const LOST = "This page has lost its kernel. What is shown here stays. Run the cell again (Shift+Enter); if the server has ended, start eet-lab lab again: kept runs come back.";
+const LOST = "This page has lost its kernel: the notebook has another one, or it cannot be reached. What is shown here stays. Run the cell again (Shift+Enter); if the server has ended, start eet-lab lab again: kept runs come back.";
 const LOST_APP = "This page has lost its server. What is shown here stays. Reload the page; if the server has ended, start eet-lab lab --app again and open the address that it prints: kept runs come back.";
 
 export default view((s, ui) => {
@@ -29,7 +29,7 @@ function pickers(s, ui) {
       pick("model", s.models, s.model), pick("dtype", s.dtypes, s.dtype), pick("device", s.devices, s.device),
       s.load_again && button({ class: "eet-soft", key: "again", title: `Try ${s.load_again} once more`,
         onclick: () => ui.send("load_again") }, "Load again")),
-    h("div", { class: "eet-under" }, s.ask_path ? path(s, ui) : facts(s)));
+    h("div", { class: "eet-under" }, s.ask_path ? h("div", { class: "eet-pathline" }, path(s, ui), s.path && s.facts && facts(s)) : facts(s)));
 }
 
 function path(s, ui) {
