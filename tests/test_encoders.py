@@ -305,7 +305,7 @@ def test_pads_within_a_text_are_refused_where_they_have_no_position():
     """RoBERTa counts positions past them; BERT has one for each, as for every token."""
     with pytest.raises(PromptError, match=r"Text 2 has 1 as token 3 of 4, .*pad_token_id.*Take pads out"):
         eet_lab.encode(ours("roberta"), [[7, 8], [7, 8, 1, 9]])
-    with pytest.raises(PromptError, match="Text 1 has 1 as token 2 of 2"):
+    with pytest.raises(PromptError, match="Example 1 has 1 as token 2 of 2"):
         Trainer(ours("roberta-classes").network).step([Example([7, 1], 0)])
     row = [7, 0, 9]
     found = eet_lab.encode(ours("bert"), [row], pool=None).vectors[0]

@@ -80,7 +80,7 @@ def test_the_map_is_of_a_workload_with_a_name(model: Model, monkeypatch: pytest.
     """And not with the model's title, which is a sentence."""
     asked: list[Any] = []
     recorded = lesson.decode(lesson.FusionMap, lesson.recorded.kept("h100-fusion-gpt2"))
-    monkeypatch.setattr(lesson, "fusion_map", lambda of, workload: asked.append(workload) or recorded)
+    monkeypatch.setattr(lesson, "fusion_map", lambda of, workload: asked.append(workload.of(workload, of)) or recorded)
     assert "no gain to tell" in lesson.fusions(model).things[-1]
     sizes = lesson.lengths(model)
     assert [str(each) for each in asked] == [f"train:gpt2-tiny/b{lesson.NUM_TEXTS}/s{min(sizes)}-{max(sizes)}"]

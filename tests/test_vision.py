@@ -160,11 +160,11 @@ def test_what_cannot_be_read_is_told():
     with pytest.raises(ModelError, match="reads images, and encode:any/t2/p3 are texts. Give an encoder of texts"):
         encode_all(model, "encode:any/t2/p3")
     trainer = Trainer(model.network)
-    with pytest.raises(PromptError, match="Image 1 is a text"):
+    with pytest.raises(PromptError, match="Example 1 is a text"):
         trainer.step([Example([1, 2], 0)])
     with pytest.raises(TrainingError, match="label 3, but labels are from 0 to 2"):
         trainer.step([Example(pixels=images()[0], labels=3)])
-    with pytest.raises(PromptError, match="Image 1 has pixels that are an ndarray, but they must be a tensor"):
+    with pytest.raises(PromptError, match="Example 1 has pixels that are an ndarray, but they must be a tensor"):
         trainer.step([Example(pixels=images()[0].numpy(), labels=0)])
     odd = transformers.ViTConfig(**SIZES | {"patch_size": 7})
     with pytest.raises(ModelError, match="image_size is 24, which patch_size = 7 does not divide"):

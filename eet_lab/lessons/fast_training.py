@@ -234,8 +234,8 @@ def flat(model: Model) -> Shown:
 def fusions(model: Model) -> Shown:
     """What each technique that can run here does to each part of the step, and to the step."""
     sizes = lengths(model)
-    workload = TrainBatch(_demo_name(model.device), NUM_TEXTS, min(sizes), max(sizes))
-    found = fusion_map(model, workload)
+    named = replace(model, name=_demo_name(model.device))  # its own is a sentence
+    found = fusion_map(named, TrainBatch(named.name, NUM_TEXTS, min(sizes), max(sizes)))
     return Shown(
         here(model),
         plot(found, "fusion"),
