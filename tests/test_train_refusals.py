@@ -331,7 +331,7 @@ def test_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
     takes = r"It takes [\d.]+ [KM]iB, where .* are free. Choose another folder"
     with pytest.raises(TrainingError, match=rf"unexpected pos 64 vs 0\). {takes}"):
         trainer.save(tmp_path)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0))
     with pytest.raises(TrainingError, match=rf"\(the disk is full\). {takes}"):
         trainer.save(tmp_path)
 

@@ -48,7 +48,8 @@ def write(folder: str | Path, state: Mapping[str, Any]) -> Path:
             unfinished.unlink(missing_ok=True)
         # Where a disk is full, torch's writer may tell of its own insides.
         needed, free = _num_bytes(state), _free(folder)
-        why = "the disk is full" if isinstance(error, RuntimeError) and (free or needed) < needed else first_line(error)
+        is_full = isinstance(error, RuntimeError) and free is not None and free < needed
+        why = "the disk is full" if is_full else first_line(error)
         raise TrainingError(
             f"The training cannot be saved in {visible(str(folder))} ({why}). It takes {sized(needed)}{_room(folder)}. "
             "Choose another folder, or make room there. An older checkpoint in it is as it was."
