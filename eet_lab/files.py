@@ -55,17 +55,19 @@ def check_folder(folder: Path, what: str, error: type[EETError], num_bytes: int 
         try:
             _make_folder(folder, made)
             TemporaryFile(dir=folder).close()
-            if (free := shutil.disk_usage(folder).free) < num_bytes:
-                raise error(
-                    f"{what} cannot be saved in {visible(str(folder))}: it takes {sized(num_bytes)}, and {sized(free)} "
-                    "are free there. Choose another folder, or make room there."
-                )
-            return
+            disk = shutil.disk_usage(folder)
         except FileNotFoundError as problem:  # somebody else who looked has just taken the folder away
             if not tries_left:
                 raise _unwritable(folder, what, error, problem) from problem
         except (OSError, ValueError) as problem:  # a name with a NUL byte is a ValueError
             raise _unwritable(folder, what, error, problem) from problem
+        else:
+            if disk.total and disk.free < num_bytes:  # a file system that does not tell its size has none
+                raise error(
+                    f"{what} cannot be saved in {visible(str(folder))}: it takes {sized(num_bytes)}, and "
+                    f"{sized(disk.free)} are free there. Choose another folder, or make room there."
+                )
+            return
         finally:
             for each in reversed(made):
                 with suppress(OSError):  # somebody else has put something there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import tempfile
 import threading
@@ -76,15 +77,25 @@ def test_a_resumed_run_says_that_its_data_recipe_and_type_are_others(tmp_path, d
 
 
 def test_what_has_no_room_is_refused_before_anything_is_read(tmp_path, data, capsys, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 20, total=1 << 30))
     words = ["train", "--model", "demo", "--data", data, *SMALL, "--steps", "2"]
     for option, what in (("--save", "The model"), ("--checkpoint", "The training")):
         assert main([*words, option, str(tmp_path / "new")]) == 2
         told = capsys.readouterr().err
-        assert (
-            f"{what} cannot be saved in {tmp_path}/new: it takes " in told and "MiB, and 1 MiB are free there" in told
-        )
+        says = r": it takes [\d.]+ MiB, and 1 MiB are free there. Choose another folder, or make room there.\n"
+        assert re.fullmatch(rf"eet-lab: {what} cannot be saved in {tmp_path}/new{says}", told)
         assert "held out" not in told and not (tmp_path / "new").exists()
+
+
+def test_room_that_a_killed_run_took_counts_as_free(tmp_path, monkeypatch):
+    """And a file system that does not tell its size is not taken for a full one."""
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=50, total=1000))
+    with pytest.raises(TrainingError, match="it takes 130 bytes, and 50 bytes are free there"):
+        checkpoint.check(tmp_path, 130)
+    (tmp_path / f"{checkpoint.NAME}.part").write_bytes(bytes(80))
+    assert checkpoint.check(tmp_path, 130) == tmp_path
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0, total=0))
+    assert checkpoint.check(tmp_path, 1 << 40) == tmp_path
 
 
 def test_a_batch_of_more_rows_than_there_are_is_told(data, capsys):

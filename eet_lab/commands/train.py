@@ -148,6 +148,7 @@ def _train_own(args: argparse.Namespace) -> int:
         )
     model = load(args.model, device=args.device, dtype=args.dtype or "float32")
     asked.check(model)
+    asked.check_place(model)
     if args.save:
         check_folder(args.save, "The model", ModelError, weight_bytes(model))
     rows, held_out = asked.rows(model)

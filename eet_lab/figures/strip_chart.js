@@ -98,9 +98,9 @@ function render({ model, el }) {
     let x0 = Math.min(...shown.map((l) => l.x[0])), x1 = Math.max(...shown.map((l) => l.x[l.x.length - 1]));
     if (model.get("window")) x0 = Math.max(x0, x1 - model.get("window"));
     if (x1 - x0 < 1e-9) x1 = x0 + 1;
-    const log = scale === "log";
+    const log = scale === "log", isDrawn = (y) => isFinite(y) && (!log || y > 0); // a norm that overflowed is infinite
     let lo = Infinity, hi = -Infinity;
-    for (const l of shown) for (const v of l.y) if (!log || v > 0) { if (v < lo) lo = v; if (v > hi) hi = v; }
+    for (const l of shown) for (const v of l.y) if (isDrawn(v)) { if (v < lo) lo = v; if (v > hi) hi = v; }
     if (!isFinite(lo)) { lo = 0.1; hi = 1; }
     if (log) { lo = lo / 1.25; hi = hi * 1.25; } else { lo = Math.min(0, lo); hi = hi > lo ? hi + (hi - lo) * 0.08 : lo + 1; }
     const left = 44, right = 8, top = 6, bottom = 18, W = width - left - right, H = height - top - bottom;
@@ -133,7 +133,7 @@ function render({ model, el }) {
       // Where nothing was told for a while there is no line: eight times as long as points are apart on average.
       const far = (8 * (line.x[line.x.length - 1] - line.x[0])) / line.x.length;
       for (let k = 0; k < line.x.length; k++) {
-        if (log ? !(line.y[k] > 0) : isNaN(line.y[k])) { open = false; continue; } // what is no number ends a line
+        if (!isDrawn(line.y[k])) { open = false; continue; } // what is no number ends a line
         if (k && line.x[k] - line.x[k - 1] > far) open = false;
         const x = px(line.x[k]), y = py(line.y[k]);
         open ? pen.lineTo(x, y) : pen.moveTo(x, y);
@@ -141,7 +141,7 @@ function render({ model, el }) {
       }
       pen.stroke(); pen.setLineDash([]);
       const last = newest(line);
-      if (!log || line.y[last] > 0) { pen.beginPath(); pen.arc(px(line.x[last]), py(line.y[last]), 2.4, 0, 7); pen.fill(); }
+      if (isDrawn(line.y[last])) { pen.beginPath(); pen.arc(px(line.x[last]), py(line.y[last]), 2.4, 0, 7); pen.fill(); }
     });
     canvas.setAttribute("aria-label", titleEl.title + ": " + legendEl.innerText);
   }

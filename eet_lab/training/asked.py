@@ -91,8 +91,12 @@ class TrainAsked:
                 f"A batch would have {num_tokens:,} tokens, but at most {MOST_BATCH_TOKENS:,} are read for a step. "
                 "Take fewer rows, or shorter ones."
             )
-        if self.place is not None:  # the last checkpoint stays until the next one is whole
-            checkpoint.check(self.place, (2 - self.has_checkpoint) * MOMENTS_AND_WEIGHT * weight_bytes(model))
+
+    def check_place(self, model: Model) -> None:
+        """That there is a place for checkpoints, and room: one stays until the next is whole. Errors: TrainingError."""
+        if self.place is not None:
+            num_more = 1 if self.has_checkpoint or self.steps == 1 else 2
+            checkpoint.check(self.place, num_more * MOMENTS_AND_WEIGHT * weight_bytes(model))
 
     def recipe(self, model: Model) -> Recipe:
         """The techniques. Errors: RecipeError."""

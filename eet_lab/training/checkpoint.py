@@ -27,7 +27,9 @@ AGAIN = "Take an older checkpoint."
 def check(folder: str | Path, num_bytes: int = 0) -> Path:
     """The folder. TrainingError where `write` could not write so much to it, told before there is anything to lose."""
     folder = folder_path(folder, TrainingError)
-    check_folder(folder, "The training", TrainingError, num_bytes)
+    left = [path for path in (folder / f"{NAME}.part", folder / PREVIOUS) if path.is_file()]  # of a run that was killed
+    room = sum(found.st_size for found in map(Path.stat, left) if found.st_nlink == 1)
+    check_folder(folder, "The training", TrainingError, max(num_bytes - room, 0))
     return folder
 
 

@@ -51,6 +51,7 @@ def train_model(
     model: Model, asked: TrainAsked, resumes: bool, on_look: OnLook, progress: Progress, cancel: Cancel
 ) -> Trained:
     """Train a copy of the model, from its checkpoint if it `resumes`. Errors: those of `Trainer` and `train`."""
+    asked.check_place(model)
     rows, held_out = asked.rows(model)
     with cpu_threads(model.device), present(model.network.device):
         trainer = asked.trainer(model, resumes)

@@ -86,7 +86,9 @@ class TrainController(ActionController):
             self.trained = value
             self.page.show_run(value.run, asked.steps, value.mfu)
             end = _kept(asked) or ("Stopped." if value.run.was_stopped else "Done.")
-            changed = changed_words(value.changed, lambda name: self.page.CALLED.get(name, name))
+            changed = changed_words(
+                value.changed, lambda name: {**self.page.CALLED, "recipe": "techniques"}.get(name, name)
+            )
             self.page.tell(f"{end} {changed}".rstrip())
 
     def _put_comparison(self, found: Compared, is_last: bool) -> None:

@@ -140,6 +140,16 @@ def test_a_logarithmic_axis_has_three_labels_or_more(window: Any, low: float, hi
     assert all(below - above >= 11 for below, above in pairwise(heights)), labels
 
 
+@pytest.mark.browser
+@pytest.mark.timeout(60)
+def test_what_is_infinite_is_left_out_of_an_axis(window: Any) -> None:
+    """A gradient norm that overflowed: ticks up to it would never end."""
+    finite = np.ravel([(0, 0, 9.0), (0, 1, 2.1)]).tolist()
+    assert window.evaluate(LABELS, [SCRIPT, [*finite, 0, 2, math.inf], 190]) == window.evaluate(
+        LABELS, [SCRIPT, finite, 190]
+    )
+
+
 def test_the_latency_chart_says_that_its_value_is_the_last_steps(bench: Workbench) -> None:
     for charts in (bench.controller.page.live, bench.controller.page.kept):
         assert {each["value_of"] for each in charts.latency.series} == {"last step"}
