@@ -38,13 +38,15 @@ OnLook = Callable[[Look | Evaluation], None]
 class Trained:
     """What came of a run, and the model as it is after it. `mfu` is that of the step in the middle; None on a CPU.
 
-    `changed`: what the run that it went on from had otherwise, as `TrainAsked.changed` tells.
+    `changed`: what the run that it went on from had otherwise, as `TrainAsked.changed` tells. `warmup_steps` are those
+    that it had, which are that run's where none are asked for.
     """
 
     run: TrainRun
     model: Model
     mfu: float | None
     changed: Mapping[str, tuple[Any, Any]]
+    warmup_steps: int
 
 
 def train_model(
@@ -72,7 +74,7 @@ def train_model(
         )
         found = sorted(mfu for step in run.steps if (mfu := reached(step)) is not None)
         middle = found[len(found) // 2] if found else None
-        return Trained(run, replace(model, network=trainer.trained()), middle, changed)
+        return Trained(run, replace(model, network=trainer.trained()), middle, changed, trainer.settings.warmup_steps)
 
 
 Compared = TrainComparison | TrainLadder

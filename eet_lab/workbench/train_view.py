@@ -20,7 +20,7 @@ from eet_lab.technique import Recipe, everything
 from eet_lab.training import TrainRun
 from eet_lab.training.asked import TrainAsked, changed_words
 from eet_lab.training.run import Evaluation
-from eet_lab.words import told, visible
+from eet_lab.words import counted, told, visible
 from eet_lab.workbench.actions import ActionController, ActionView
 from eet_lab.workbench.threads import Answer, Background, drained
 from eet_lab.workbench.train_jobs import Compared, Look, Trained, compare_recipes, train_model
@@ -89,7 +89,9 @@ class TrainController(ActionController):
             changed = changed_words(
                 value.changed, lambda name: {**self.page.CALLED, "recipe": "techniques"}.get(name, name)
             )
-            self.page.tell(f"{end} {changed}".rstrip())
+            kept = value.warmup_steps != asked.warmup  # not what its field shows
+            warmup = f"The warm-up stayed that of the run before: {counted(value.warmup_steps, 'step')}." * kept
+            self.page.tell(" ".join(filter(None, (end, changed, warmup))))
 
     def _put_comparison(self, found: Compared, is_last: bool) -> None:
         self.compared = found

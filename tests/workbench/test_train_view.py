@@ -232,6 +232,21 @@ def test_a_warm_up_that_nobody_typed_follows_the_steps(model: Model, data: Path)
     view.close()
 
 
+def test_a_resume_tells_the_warm_up_that_it_keeps(model: Model, data: Path, tmp_path: Path) -> None:
+    """Its field shows what a new run of so many steps would have."""
+    view = TrainView(model, data, folder=tmp_path / "run", **ROWS | {"warmup_steps": None})
+    fields, page = view.controller.page.fields, view.controller.page
+    fields["steps"].value = 3
+    click(view, "train")
+    assert "warm-up" not in page.status.value
+    fields["steps"].value = 6
+    click(view, "resume")
+    assert (
+        "The warm-up stayed that of the run before: 3 steps." in page.status.value and fields["warmup_steps"].value == 5
+    )
+    view.close()
+
+
 def test_a_page_without_a_prompt_does_not_speak_of_prompts(view: TrainView) -> None:
     told = [box.tooltip for box in view.controller.page.techniques.values()]
     assert any(each.startswith("Pad ragged texts on the left") for each in told) and "prompt" not in " ".join(told)
