@@ -23,10 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "sanitize"))
 
 import torch
-from record import Pass, Record, record
+from record import Pass, built, record
 
 from eet_lab.errors import EETError
-from eet_lab.ops import native
 from eet_lab.ops.cuda.launching import gpu
 from eet_lab.ops.records import ALL_CASES
 
@@ -74,10 +73,9 @@ def traffic() -> list[Traffic]:
     calls = record(cases, [which], training=tuple)
     if others := [call.name for call in calls if len(call.launches) != 1]:
         raise RuntimeError(f"Not one launch: {', '.join(others)}.")
-    libraries = native.build(sorted(frozenset().union(*(call.kernels for call in calls))))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "launches"
-        file.write_bytes(pickle.dumps(Record({name: str(path) for name, path in libraries.items()}, calls)))
+        file.write_bytes(pickle.dumps(built(calls)))
         how = ["--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--metrics", METRIC]
         play = [sys.executable, str(PLAY), str(file)]
         done = subprocess.run(["ncu", *how, *play], capture_output=True, text=True, timeout=300, check=False)

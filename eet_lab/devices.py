@@ -41,10 +41,10 @@ def checked_device(device: str | torch.device | None) -> str:
     if found is None or not isinstance(device, (str, torch.device)):
         raise ModelError(f"device is {device!r:.60}, but it must be {NAMES}.")
     kind, number = found[1], found[2]
-    if kind == "cpu" and not int(number or 0):
-        return kind
     if kind == "cpu":
-        raise ModelError(f"device is {str(device)!r}, but there is one CPU; write 'cpu'.")
+        if int(number or 0):
+            raise ModelError(f"device is {str(device)!r}, but all cores are one device; write 'cpu'.")
+        return kind
     if not torch.cuda.is_available():
         raise ModelError(
             f"device is {str(device)!r}, but torch sees no NVIDIA GPU here; use device='cpu', and see `eet-lab doctor`."

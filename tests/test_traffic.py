@@ -26,7 +26,7 @@ def traffic(monkeypatch):
     import traffic
 
     monkeypatch.setattr(traffic.shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(traffic.native, "build", lambda names: {})
+    monkeypatch.setattr("eet_lab.ops.native.build", lambda names, extra_flags: {})
     monkeypatch.setattr(traffic.torch.cuda, "get_device_capability", lambda: (9, 0))
     return traffic
 

@@ -263,13 +263,18 @@ def _pretended(gpu: Limits) -> Iterator[_Recorder]:
         yield recorder
 
 
-def main(plain: str, told: str, *kernels: str) -> None:
-    """Write both files; only kernels that are launched are built."""
-    calls = [call for call in record() if not kernels or not call.kernels.isdisjoint(kernels)]
+def built(calls: list[Call], *flags: str) -> Record:
+    """For play.py, of kernels built with these flags for nvcc: of those that are launched alone."""
     launched = frozenset().union(*(call.kernels for call in calls))
-    for file, flags in ((plain, ()), (told, ("-DEET_RACECHECK",))):
-        libraries = native.build(sorted(launched), extra_flags=flags)
-        Path(file).write_bytes(pickle.dumps(Record({name: str(path) for name, path in libraries.items()}, calls)))
+    libraries = native.build(sorted(launched), extra_flags=flags)
+    return Record({name: str(path) for name, path in libraries.items()}, calls)
+
+
+def main(plain: str, told: str, *kernels: str) -> None:
+    """Write both files."""
+    calls = [call for call in record() if not kernels or not call.kernels.isdisjoint(kernels)]
+    Path(plain).write_bytes(pickle.dumps(built(calls)))
+    Path(told).write_bytes(pickle.dumps(built(calls, "-DEET_RACECHECK")))
     print(f"{len(calls)} calls, {sum(len(call.launches) for call in calls)} launches")
 
 

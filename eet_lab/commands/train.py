@@ -154,8 +154,8 @@ def _train_own(args: argparse.Namespace) -> int:
     rows, held_out = asked.rows(model)
     if asked.batch_rows > len(rows):
         print(
-            f"A step reads {counted(asked.batch_rows, 'row')}, and there are {len(rows):,}: it reads some of them more "
-            "than once. --batch-rows asks for fewer.",
+            f"A step reads {counted(asked.batch_rows, rows.unit)}, and there are {len(rows):,}: it reads some of them "
+            "more than once. --batch-rows asks for fewer.",
             file=sys.stderr,
         )
     if not args.save and asked.place is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import marshal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ COLDEST = 1e-4
 """The lowest temperature that still draws: far below it, scores overflow in fp32."""
 HOTTEST = 1e4
 """The highest one: every token is as likely as the others by then, and far above it fp32 ends."""
+Called = Callable[[int], str]
+"""What an error calls a text, by its number from 1."""
 WRITTEN = np.dtype([("kind", "u1"), ("value", "<i4")])
 """What marshal makes of an int of 32 bits, and of a list, whose items follow."""
 
@@ -133,7 +135,7 @@ def checked_prompts(
     prompts: Sequence[Sequence[int]], settings: Settings | Sequence[Settings], config: Config
 ) -> list[list[int]]:
     """The prompts as lists of token ids, an empty one as BOS; PromptError for what cannot run."""
-    given = _checked_rows("prompts", "Prompt {}", prompts, config)
+    given = _checked_rows("prompts", "Prompt {}".format, prompts, config)
     if not all(given) and (config.unknown_bos_id is not None or not config.has_bos):
         ends = f"in the checkpoint's config, and the vocabulary ends at {config.vocab_size - 1:,}"
         bos = "missing in the checkpoint's config" if not config.has_bos else f"{config.unknown_bos_id:,} {ends}"
@@ -163,7 +165,7 @@ def checked_prompts(
 
 def checked_forced(forced: Sequence[Sequence[int]], each: Sequence[Settings], config: Config) -> list[list[int]]:
     """What shall be generated, as lists of token ids, one for each prompt; PromptError for what is not that."""
-    rows = _checked_rows("forced", "Row {} of forced", forced, config)
+    rows = _checked_rows("forced", "Row {} of forced".format, forced, config)
     if len(rows) != len(each):
         raise PromptError(
             f"forced has {counted(len(rows), 'row')} for {counted(len(each), 'prompt')}; give each prompt a row."
@@ -177,8 +179,8 @@ def checked_forced(forced: Sequence[Sequence[int]], each: Sequence[Settings], co
     return rows
 
 
-def _checked_rows(name: str, each: str, rows: Sequence[Sequence[int]], config: Config) -> list[list[int]]:
-    """Lists of token ids as they are; PromptError for what are none. `each` is what one of them is called."""
+def _checked_rows(name: str, called: Called, rows: Sequence[Sequence[int]], config: Config) -> list[list[int]]:
+    """Lists of token ids as they are; PromptError for what are none."""
     if isinstance(rows, str):
         raise PromptError(f"{name} is text, {told(rows)}; an engine takes tokens: [model.encode(text)].")
     if not _is_list(rows):
@@ -186,7 +188,7 @@ def _checked_rows(name: str, each: str, rows: Sequence[Sequence[int]], config: C
     if _numbers(rows, config.vocab_size) is not None:
         return [row[:] for row in rows]  # type: ignore[misc]
     for number, row in enumerate(rows, 1):
-        who = each.format(number)
+        who = called(number)
         if isinstance(row, str):
             raise PromptError(f"{who} is text, {told(row)}; an engine takes tokens: model.encode(text).")
         if not _is_list(row):
@@ -196,7 +198,7 @@ def _checked_rows(name: str, each: str, rows: Sequence[Sequence[int]], config: C
             if not isinstance(token, int) or isinstance(token, bool):
                 raise PromptError(f"{who} holds {told(token)}, but token ids are ints; an array's tolist() gives them.")
     for number, row in enumerate(rows, 1):
-        check_vocabulary(each.format(number), row, config.vocab_size)
+        check_vocabulary(called(number), row, config.vocab_size)
     return list(map(list, rows))
 
 
@@ -261,7 +263,11 @@ def checked_columns(num_rows: int, prompt_tokens: int, max_new_tokens: int, conf
 
 
 def checked_texts(
-    texts: Sequence[Sequence[int]], config: Config, truncate: bool = False, cut_by: str = "truncate=True"
+    texts: Sequence[Sequence[int]],
+    config: Config,
+    truncate: bool = False,
+    cut_by: str = "truncate=True",
+    called: Called = "Text {}".format,
 ) -> list[Sequence[int]]:
     """What an encoder reads, as lists or arrays of token ids that no one else has; PromptError for what it cannot read.
 
@@ -270,15 +276,17 @@ def checked_texts(
     """
     numbers = _numbers(texts, config.vocab_size)
     if numbers is None:
-        rows: Sequence[Any] = _checked_rows("texts", "Text {}", texts, config)
+        rows: Sequence[Any] = _checked_rows("texts", called, texts, config)
     else:
         rows = [numbers[end - len(text) : end] for text, end in zip(texts, accumulate(map(len, texts)), strict=True)]
     for number, row in enumerate(rows, 1):
         if not len(row):
-            raise PromptError(f"Text {number} has no tokens; give it one at least, such as the one that begins a text.")
+            raise PromptError(
+                f"{called(number)} has no tokens; give it one at least, such as the one that begins a text."
+            )
         if len(row) > config.context and not truncate:
             raise PromptError(
-                f"Text {number} has {len(row):,} tokens, but this encoder reads at most {config.context:,}. Shorten "
+                f"{called(number)} has {len(row):,} tokens, but this encoder reads at most {config.context:,}. Shorten "
                 f"it, or cut all texts with {cut_by}."
             )
     return [row if len(row) <= config.context else [*row[: config.context - 1], row[-1]] for row in rows]

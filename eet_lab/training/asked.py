@@ -38,7 +38,8 @@ PARTS = 10
 class TrainAsked:
     """A run of training. `data` is a file, and "" what ships or is drawn for the task; `task` is one of `TASKS`, and
     None what the model's head is for; `folder` is that of the checkpoint, and "" none. Where they are None, rows have
-    128 tokens, or the model's context if that is shorter, and `warmup_steps` are five, or all of fewer `steps`.
+    128 tokens, or the model's context if that is shorter, and `warmup_steps` are five, or all of fewer `steps`; a run
+    that resumes keeps those of its checkpoint.
     """
 
     data: str = ""

@@ -5,9 +5,7 @@ T tokens of a pass, N of them with a label, B texts.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence, Sized
-from contextlib import contextmanager
 from typing import NamedTuple
 from zlib import crc32
 
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from eet_lab.engine.readable import readable
 from eet_lab.engine.settings import checked_texts
-from eet_lab.errors import PromptError, TrainingError
+from eet_lab.errors import TrainingError
 from eet_lab.models.config import Config, EncoderConfig, Seq2SeqConfig, VisionConfig
 from eet_lab.parts.losses import IGNORED
 from eet_lab.parts.passes import Batching, Group, Pass, Readable, Text
@@ -146,33 +144,26 @@ def checked(
             )
         if not len(example.ids) and example.pixels is None:
             raise TrainingError(f"{name} has no tokens; give it one at least.")
+
+    def called(number: int) -> str:
+        return names[number - 1]
+
     read = task.read(examples, config, names)
     texts: Sequence[Readable] = [text for text, _ in read]
-    with _called(names):
-        if isinstance(config, EncoderConfig):
-            texts = readable(texts, config, truncate=False, waits=False)  # a step tells what is not finite
-        elif isinstance(config, Seq2SeqConfig):
-            sources = checked_texts([text.source for text in texts], config)
-            texts = [Text(text.ids, None, text.asked, row) for text, row in zip(texts, sources, strict=True)]
-        else:
-            ids = checked_texts([text.ids for text in texts], config)
-            texts = [Text(row, None, text.asked) for text, row in zip(texts, ids, strict=True)]
-    long = (name for name, text in zip(names, texts, strict=True) if len(text.ids) > longest)
-    if isinstance(config, Seq2SeqConfig) and (first := next(long, None)):
-        raise TrainingError(f"{first} has an answer that is longer than the model's context of {longest:,}.")
+    if isinstance(config, EncoderConfig):
+        texts = readable(texts, config, truncate=False, waits=False, called=called)  # a step tells what is not finite
+    elif isinstance(config, Seq2SeqConfig):
+        sources = checked_texts([text.source for text in texts], config, called=called)
+        texts = [Text(text.ids, None, text.asked, row) for text, row in zip(texts, sources, strict=True)]
+        if long := [name for name, text in zip(names, texts, strict=True) if len(text.ids) > longest]:
+            raise TrainingError(f"{long[0]} has an answer that is longer than the model's context of {longest:,}.")
+    else:
+        ids = checked_texts([text.ids for text in texts], config, called=called)
+        texts = [Text(row, None, text.asked) for text, row in zip(texts, ids, strict=True)]
     labels = [
         np.asarray(text.ids[1:], np.int64) if own is None else own for text, (_, own) in zip(texts, read, strict=True)
     ]
     return Checked(texts, labels, share(len(examples)), names)
-
-
-@contextmanager
-def _called(names: Sequence[str]) -> Iterator[None]:
-    """An engine's PromptError, which counts texts, calls the one by its name."""
-    try:
-        yield
-    except PromptError as error:
-        raise PromptError(re.sub(r"^(?:Text|Image) (\d+)", lambda text: names[int(text[1]) - 1], str(error))) from error
 
 
 def as_integers(*numbers: float) -> Tensor:

@@ -89,7 +89,10 @@ def not_finite(
 def not_finite_loss(
     num_steps: int, loss: float, passes: Sequence[TrainPass], losses: Sequence[float], names: Sequence[str]
 ) -> NotFinite:
-    """What to tell of examples that have no finite loss after so many steps; on another rank, these may be finite."""
+    """What to tell of examples that have no finite loss after so many steps.
+
+    `passes` and their `losses` are this rank's, and may all be finite: then another rank's are not.
+    """
     made = f"After {counted(num_steps, 'step')}" if num_steps else "Before any step"
     bad = _first_bad(passes, losses)
     where = f" The first pass without a finite one is over {_named(bad, names)}." if bad else ""

@@ -103,7 +103,7 @@ class Trainer:
         )  # fmt: skip
         self.loss_scale = self.settings.loss_scale(network.dtype)
         self.num_steps = 0
-        self.reads: dict[str, int | str | None] = {}  # what `train` reads, and how
+        self.reads: dict[str, int | str | None] = {}  # what a run reads, and how, for its checkpoint
         self.resumed: dict[str, Any] = {}  # the settings, and `reads`, of the run that it goes on from
         self._reserved: PassSize | None = None  # the most that memory is taken for; None: no limit
         self._made: Returned | None = None  # the last update's numbers, until it is counted
