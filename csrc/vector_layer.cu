@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kReaders + 32, 1) vector_layer_kernel(const __
   if (threadIdx.x == kReaders) ring.init(kWarps);
   __syncthreads();
   if (warp == kWarps) {
-    eet::WeightStream stream(ring, a.stage_stride, kInFlight);
+    eet::WeightStream stream(ring, a.stage_stride, max(2, kInFlight / a.stage_bytes), INT_MAX);
     for (int p = 0; p < a.num_phases; ++p) {
       const Phase<T>& f = a.phase[p];
       const eet::Share share(f, kGated && p == 1 ? 2 : 1);

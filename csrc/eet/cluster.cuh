@@ -55,6 +55,11 @@ __device__ inline void send(uint32_t to, float2 v, uint32_t counter) {
                : "memory");
 }
 
+__device__ inline void send(uint32_t to, float x, uint32_t counter) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(x), "r"(counter)
+               : "memory");
+}
+
 // Until all bytes that the mailbox was opened for are there: barrier_wait(counter, 0), in fewer instructions.
 __device__ inline void wait_for_mail(const uint64_t* counter) {
   asm volatile(
@@ -89,6 +94,7 @@ __device__ inline void open_mailbox(uint64_t*, int) {}
 __device__ inline uint32_t at_block(const void*, int) { return 0; }
 __device__ inline void send(uint32_t, float4, uint32_t) {}
 __device__ inline void send(uint32_t, float2, uint32_t) {}
+__device__ inline void send(uint32_t, float, uint32_t) {}
 __device__ inline void wait_for_mail(const uint64_t*) {}
 
 #endif

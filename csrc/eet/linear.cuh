@@ -74,8 +74,7 @@ struct Share {
 
   // `unit` is that of the arguments, for a kernel that is compiled for one.
   template <typename T, typename W>
-  __device__ explicit Share(const LinearArgs<T, W>& a, int unit = 1) {
-    const int block = blockIdx.x;
+  __device__ explicit Share(const LinearArgs<T, W>& a, int unit = 1, int block = blockIdx.x) {
     begin = block * a.share + min(block, a.rest) * unit;
     end = begin + a.share + (block < a.rest) * unit;
   }

@@ -21,15 +21,23 @@ struct RegisterArgs : LinearArgs<T, T> {
   Steps steps;             // that cut the inputs; one, if there is a norm
   int tile, stage_stride;  // outputs of a stage; bytes between them
   int num_tiles, num_stages;
+  int at_once = 1;  // stages that are asked for at a time, until the ring is full for the first time
+  bool divided = false;  // two blocks, a cluster, have the same outputs and half of the inputs each
   int sums;  // floats from token to token: 4 mod 8, so that the 32 that a warp stores lie in 32 banks
 
   void set_tiles(int its_tile, int its_num) {
     tile = its_tile, num_tiles = its_num;
     sums = (tile * num_tiles + 3) / 8 * 8 + 4;
   }
-  // Bytes of all sums and of the norm: what lies behind is filled in lines of 128 bytes.
+  // Bytes of all sums, of the mail and of the norm: what lies behind is filled in lines of 128 bytes.
   __host__ __device__ int sums_bytes() const {
     return (this->num_tokens * kWarps * sums * int(sizeof(float)) + 127) / 128 * 128;
+  }
+  __host__ __device__ int part() const { return divided ? this->K / 2 : this->K; }  // inputs of a block
+  // The counter of what the other block sends, and its sums of every second token.
+  __host__ __device__ int mail_bytes() const {
+    if (!divided) return 0;
+    return ((this->num_tokens + 1) / 2 * sums * int(sizeof(float)) + int(sizeof(uint64_t)) + 127) / 128 * 128;
   }
   __host__ __device__ int norm_bytes() const { return this->norm.weight ? RegisterNorm<T, kWarps>::bytes(this->K) : 0; }
 };
@@ -41,8 +49,9 @@ struct RegisterArgs : LinearArgs<T, T> {
 template <typename T, int kWarps, bool kNormed>
 class RegisterProducts {
  public:
-  __device__ RegisterProducts(const RegisterArgs<T, kWarps>& a, const Ring& ring, float* partial)
-      : a(a), ring(ring), partial(partial), zero(opaque_zero()) {}
+  // `begin`: of the block's inputs.
+  __device__ RegisterProducts(const RegisterArgs<T, kWarps>& a, const Ring& ring, float* partial, int begin)
+      : a(a), ring(ring), partial(partial), begin(begin), zero(opaque_zero()) {}
 
   // Leaves the sums of all outputs: partial [warp][token][sums]. It waits for the kernel before this one, with `computed`
   // computed by then, asks for activations, and calls request(), for what else is read.
@@ -57,6 +66,7 @@ class RegisterProducts {
   const RegisterArgs<T, kWarps>& a;
   Ring ring;
   float* partial;
+  int begin;
   uint32_t zero;  // of opaque_zero()
 
   // x, moved at once: else the assembler does it in front of every product.
@@ -74,9 +84,9 @@ class RegisterProducts {
     const int warp = threadIdx.x / 32, t = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
     const int first = warp * kChunk + t * 8, last = first + (kCount - 1) * kApart;
     const int row = min(g, a.num_tokens - 1) * a.K;  // past the last token the last, again
-    int next = row + first;                          // where the next step begins
+    int next = row + begin + first;                          // where the next step begins
     uint32_t weights = shared_address(ring.stages) + min(g, a.tile - 1) * a.stage_stride;
-    int num_inputs = a.steps.inputs(0, a.K), num_outputs = share.end - share.begin;
+    int num_inputs = a.steps.inputs(0, a.part()), num_outputs = share.end - share.begin;
     const int at = (warp * a.num_tokens + 2 * t) * a.sums + g;
     const int num_sums = g < a.tile ? min(max(a.num_tokens - 2 * t, 0), 2) : 0;  // of a tile that the lane leaves
     uint4 x[kCount];
@@ -102,7 +112,7 @@ class RegisterProducts {
       int end = min(last, num_inputs - 8) * kBytes;
       asm("" : "+r"(end));  // else it is computed again for every tile
       if (kAhead && step + 1 < num_steps) {
-        next += num_inputs, num_inputs = a.steps.inputs(step + 1, a.K);
+        next += num_inputs, num_inputs = a.steps.inputs(step + 1, a.part());
         request();
       }
       float* to = partial + at;

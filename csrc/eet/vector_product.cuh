@@ -37,24 +37,33 @@ inline bool holds_steps(const Steps& steps, int itemsize, int stage_stride, int 
   return stage_stride >= row_bytes && stage_stride <= shared_bytes && stage_stride % 16 == 0;
 }
 
-// The warp that fills a ring. It asks for `in_flight` bytes at a time, but for two stages at least: whatever else its
-// multiprocessor asks for, such as activations, waits behind what was asked for before.
+// The warp that fills a ring. Of the first `paced` stages it asks for `at_once` at a time: whatever else its multiprocessor
+// asks for, such as activations or the weights of the kernel ahead, waits behind what was asked for before.
 class WeightStream {
  public:
-  __device__ WeightStream(const Ring& ring, int stage_stride, int in_flight = INT_MAX)
-      : ring(ring), stage_stride(stage_stride), allowed(min(ring.num_stages, max(2, in_flight / ring.stage_bytes))) {}
+  __device__ WeightStream(const Ring& ring, int stage_stride, int at_once = 1, int paced = 0)
+      : ring(ring), stage_stride(stage_stride), allowed(min(ring.num_stages, at_once)), paced(paced) {}
 
   // The weights of outputs `begin` to `end` of N, `tile` outputs at a time: all tiles of a step, then those of the next.
+  // The steps cut all K inputs, or `part` of them, where `weight` begins.
   template <typename Order, typename T>
   __device__ void add(Order order, const T* weight, int N, int K, int begin, int end, int tile, const Steps& steps) {
+    add(order, weight, N, K, K, begin, end, tile, steps);
+  }
+  template <typename Order, typename T>
+  __device__ void add(Order order, const T* weight, int N, int K, int part, int begin, int end, int tile,
+                      const Steps& steps) {
     for (int step = 0; step < steps.num; ++step) {
-      const int from = steps.begin(step), row_bytes = steps.inputs(step, K) * int(sizeof(T));
+      const int from = steps.begin(step), row_bytes = steps.inputs(step, part) * int(sizeof(T));
       for (int n = begin; n < end; n += tile, next.step(ring.num_stages)) {
-        if (allowed) {
-          --allowed;
-        } else {
-          barrier_wait(ring.filled(oldest), oldest.parity);
-          oldest.step(ring.num_stages);
+        if (paced > 0) {
+          --paced;
+          if (allowed) {
+            --allowed;
+          } else {
+            barrier_wait(ring.filled(oldest), oldest.parity);
+            oldest.step(ring.num_stages);
+          }
         }
         ring.fill(next, rows_from(order, weight, n, N, K, from), min(tile, end - n), row_bytes, stage_stride);
       }
@@ -65,7 +74,7 @@ class WeightStream {
   const Ring& ring;
   const int stage_stride;
   RingPlace next, oldest;
-  int allowed;  // stages that may still be asked for without a look whether the oldest is there
+  int allowed, paced;  // the first: stages that may still be asked for without a look whether the oldest is there
 };
 
 // The warps that multiply. Of a step's chunks every kWarps-th is a warp's own: their activations stay in its registers

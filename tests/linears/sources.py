@@ -18,7 +18,9 @@ static Args made(int T, int N, int K, int norm, int residual, int gated, int blo
 SIGNATURE = (
     "(int T, int N, int K, int itemsize, int blocks, int norm, int residual, int gated, int grouped, const int* plan)"
 )
-"""`plan`: what the launcher is told, in the order of its record in eet_lab/ops/cuda/plan.py."""
+"""`plan`: what the launcher is told, in the order of its record in eet_lab/ops/cuda/plan.py. `grouped`: scales, or whether
+two blocks divide the inputs.
+"""
 
 TILES = """
 template <int kTokens, typename T>
@@ -68,7 +70,8 @@ STEPS = """
 extern "C" int accepts_KERNEL SIGNATURE {
   if (plan[0] < 1) return 0;
   auto a = made<ARGS<__half>>(T, N, K, norm, residual, gated, blocks);
-  a.steps = eet::cut_inputs(K, plan[0]), a.tile = plan[1], a.stage_stride = plan[2];
+  BEFORE
+  a.steps = eet::cut_inputs(PART, plan[0]), a.tile = plan[1], a.stage_stride = plan[2];
   a.num_stages = plan[3], a.num_tiles = plan[4];
   MORE
   return is_sane(a, plan[5]);
@@ -82,13 +85,25 @@ VECTOR = (
     '#include "vector_linear.cu"'
     + ARGS
     + filled(
-        STEPS, KERNEL="vector_linear", ARGS="VectorArgs", MORE="a.log_tokens = T > 2 ? 2 : T - 1, a.stride = plan[6];"
+        STEPS,
+        KERNEL="vector_linear",
+        ARGS="VectorArgs",
+        BEFORE="",
+        PART="K",
+        MORE="a.log_tokens = T > 2 ? 2 : T - 1, a.stride = plan[6];",
     )
 )
 REGISTER = (
     '#include "register_linear.cu"'
     + ARGS
-    + filled(STEPS, KERNEL="register_linear", ARGS="RegisterArgs", MORE="a.set_tiles(plan[1], plan[4]);")
+    + filled(
+        STEPS,
+        KERNEL="register_linear",
+        ARGS="RegisterArgs",
+        BEFORE="a.divided = grouped;",
+        PART="a.part()",
+        MORE="a.set_tiles(plan[1], plan[4]); a.at_once = plan[6];",
+    )
 )
 WGMMA = (
     '#include "wgmma_linear.cu"'

@@ -18,18 +18,19 @@ MEASURED = json.loads(Path(__file__).with_name("plans.json").read_text())
 numbers; null: it does not fit. Those of `vector_layer` are bytes between rows, stages, and bytes of shared memory.
 """
 MOST_TOKENS = {"linear": 16, "int8_linear": 16, "vector_linear": 4, "register_linear": 8, "wgmma_linear": 64}
-FREE = {("shared_bytes", 1 << 30), ("log_cluster", 0)}
-"""What may be: CUDA refuses so many bytes, and a cluster may have one block."""
+FREE = {("shared_bytes", 1 << 30), ("log_cluster", 0), ("at_once", 1 << 30)}
+"""What may be: CUDA refuses so many bytes, a cluster may have one block, and all stages may be asked for at once."""
 
 
 def made(kernel: str, product: Product, gpu: tuple[int, int], grouped: bool = False, log: int | None = None):
-    """A kernel's plan on a GPU."""
+    """A kernel's plan on a GPU. `grouped`: weights of several scales, or inputs that two blocks divide."""
     if kernel == "int8_linear":
         return plan.tiles(product, gpu[0], int8=True, grouped=grouped)
     if kernel == "wgmma_linear":
         return plan.clusters(product, gpu[0], tuple(gpu[1] >> i for i in range(3)), log)
-    make = {"linear": plan.tiles, "vector_linear": plan.vector, "register_linear": plan.register}[kernel]
-    return make(product, gpu[0])
+    if kernel == "register_linear":
+        return plan.register(product, gpu[0], divided=grouped)
+    return {"linear": plan.tiles, "vector_linear": plan.vector}[kernel](product, gpu[0])
 
 
 @pytest.mark.parametrize("kernel", ["linear", "int8_linear", "vector_linear", "register_linear"])
@@ -65,7 +66,10 @@ def test_a_launcher_takes_each_plan_and_none_without_the_room_for_it(accepts, ke
         normed, residual = draw.random() < 0.5 and kernel != "wgmma_linear", draw.random() < 0.5
         gated = kernel in ("linear", "vector_linear") and N > 1 and draw.random() < 0.3
         N += gated and N % 2
-        grouped, log = draw.random() < 0.5, draw.choice((None, 0, 1, 2))
+        grouped, log = (
+            draw.random() < 0.5 and not (kernel == "register_linear" and normed),
+            draw.choice((None, 0, 1, 2)),
+        )
         itemsize = draw.choice((2, 4)) if kernel in ("linear", "int8_linear") and not gated else 2
         product = Product(T, N, K, itemsize, min(N // 2 if gated else N, gpu[1]), normed, residual, gated)
         found = made(kernel, product, gpu, grouped, log)
@@ -73,6 +77,8 @@ def test_a_launcher_takes_each_plan_and_none_without_the_room_for_it(accepts, ke
             continue
         num_plans += 1
         numbers, ring = found[0]._asdict(), found[1]
+        if kernel == "register_linear":
+            numbers["at_once"] = plan.at_once(ring, is_paced=draw.random() < 0.5)
         if kernel == "vector_linear":
             numbers["stride"] = product.stride
         assert accepts(kernel, product, numbers.values(), grouped), (gpu, product, numbers)

@@ -25,6 +25,7 @@ FEWEST_IN_REGISTERS = 4  # tokens from which on it is ahead; fewer only without 
 WIDE_ACTIVATIONS = 20 * 1024
 REGISTER_OUTPUTS = 64  # outputs of a block that it takes, at most
 REGISTER_CHANNELS = 1792  # of a norm that it takes, at most
+DIVIDED_ACTIVATIONS = 40 * 1024  # of all tokens, from which on two blocks of register_linear divide an output's inputs
 LEAST_RING = 28 * 1024  # bytes of vector_linear's ring, if not all: about what a stage of linear is
 INT8_CHANNELS = 16  # their multiples: an output's weights are copied 16 bytes at a time
 
@@ -135,9 +136,21 @@ def streamed(
         kernel = "int8_linear" if scales else plain
     product = product_of(T, N, C, itemsize, on, normed=normed, residual=residual, gated=gated)
     sizes = {"T": T, "N": N, "K": C, "num_blocks": product.num_blocks}
+    if kernel == "register_linear":
+        return kernel, sizes | _in_registers(product, on)
     if kernel in ("linear", "vector_linear"):
         sizes["gated"] = gated
     return kernel, sizes | _planned(kernel, product, on, scales)
+
+
+def _in_registers(product: Product, on: Limits) -> dict[str, int]:
+    """What register_linear is told beside the sizes."""
+    pairs = product._replace(num_blocks=product.num_blocks // 2)
+    many, halves = product.T * product.K >= DIVIDED_ACTIVATIONS, product.K % 16 == 0 and product.num_blocks % 2 == 0
+    divided = on.is_hopper and many and halves and not product.normed and pairs.outputs <= REGISTER_OUTPUTS
+    its_own = pairs if divided else product
+    told = _planned("register_linear", its_own, on, divided)
+    return {"num_blocks": its_own.num_blocks, "divided": divided} | told
 
 
 def tiled(T: int, N: int, C: int, residual: bool, most_clusters: tuple[int, ...], on: Limits) -> dict[str, int]:
@@ -147,12 +160,14 @@ def tiled(T: int, N: int, C: int, residual: bool, most_clusters: tuple[int, ...]
 
 
 def _planned(kernel: str, product: Product, on: Limits, more: Any = None) -> dict[str, int]:
-    """Its plan, by the launcher's names. `more`: scales of an output, or clusters that run at once."""
+    """Its plan, by the launcher's names. `more`: scales of an output, whether two blocks divide inputs, or clusters that
+    run at once.
+    """
     makes: dict[str, Callable[[], Attempt | None]] = {
         "linear": lambda: plan.tiles(product, on.shared_bytes),
         "int8_linear": lambda: plan.tiles(product, on.shared_bytes, int8=True, grouped=more > 1),
         "vector_linear": lambda: plan.vector(product, on.shared_bytes),
-        "register_linear": lambda: plan.register(product, on.shared_bytes),
+        "register_linear": lambda: plan.register(product, on.shared_bytes, more),
         "wgmma_linear": lambda: plan.clusters(product, on.shared_bytes, more),
     }
     found = makes[kernel]()
@@ -161,5 +176,9 @@ def _planned(kernel: str, product: Product, on: Limits, more: Any = None) -> dic
             f"{kernel} takes no {product.T} tokens of {product.K:,} channels in the {on.shared_bytes:,} bytes of "
             f"shared memory that a block can have here. {REMEDY}"
         )
-    stride = {"stride": product.stride} if kernel == "vector_linear" else {}
-    return found[0]._asdict() | stride
+    more_told = {"stride": product.stride} if kernel == "vector_linear" else {}
+    if (
+        kernel == "register_linear"
+    ):  # else what it is paced for, weights of the kernel ahead, was not seen to gain (LOG)
+        more_told = {"at_once": plan.at_once(found[1], is_paced=product.normed or more)}
+    return found[0]._asdict() | more_told

@@ -26,6 +26,7 @@ TILE_INPUTS, TILE_ROW_BYTES = 64, 128  # of a stage of wgmma_linear, of one outp
 TILE_ROWS = 64  # outputs of a product; a stage has up to twice as many
 TILE_GROUPS = 2  # warpgroups that multiply, one stage each in turn
 MERGING = (0, 5, 11)  # stages that a cluster takes longer, to begin and to merge, by the logarithm of its blocks (LOG)
+PACED_BYTES = 26 * 1024  # that register_linear asks for at a time, where it is paced (LOG)
 FLOWING = 48 * 1024  # bytes under way that keep the memory busy: its rate times its latency (LOG)
 
 
@@ -185,14 +186,29 @@ def vector(product: Product, shared_bytes: int) -> Attempt[Steps] | None:
 
 
 @cache
-def register(product: Product, shared_bytes: int) -> Attempt[Steps] | None:
-    """The plan of register_linear in blocks that can have so many bytes; None: they are too few."""
+def register(product: Product, shared_bytes: int, divided: bool = False) -> Attempt[Steps] | None:
+    """The plan of register_linear in blocks that can have so many bytes; None: they are too few.
+
+    `divided`: two blocks have the same outputs, and half of the inputs each; the product's blocks count such pairs.
+    """
+    its_own = product._replace(K=product.K // 2) if divided else product
 
     def make(room: int) -> Attempt[Steps] | None:
         # A tile takes the readers as long whatever it holds, so more of them have to be worth it.
-        return _most_ahead(_register_choices(product, room), worth=10)
+        return _most_ahead(_register_choices(its_own, room, divided), worth=10)
 
     return beside_or_alone(make, product.residual, shared_bytes)
+
+
+def at_once(ring: Ring, is_paced: bool) -> int:
+    """Stages that register_linear asks for at a time, until its ring is full for the first time.
+
+    Most of that is while the kernel ahead still runs, whose own weights would wait behind more. A ring that holds all
+    is never filled again, and all of it is asked for at once (LOG).
+    """
+    if not is_paced or ring.num_stages >= ring.needed:
+        return ring.num_stages
+    return max(1, PACED_BYTES // ring.stage_bytes)
 
 
 def _vector_choices(product: Product, room: int, least_copy: int) -> Iterator[tuple[Steps, Ring, int]]:
@@ -211,7 +227,7 @@ def _vector_choices(product: Product, room: int, least_copy: int) -> Iterator[tu
             yield _cut(num_steps, tile, num_tiles, row_bytes, tiles_of_all, num_tiles * sums_bytes + x_bytes, room)
 
 
-def _register_choices(product: Product, room: int) -> Iterator[tuple[Steps, Ring, int]]:
+def _register_choices(product: Product, room: int, divided: bool) -> Iterator[tuple[Steps, Ring, int]]:
     T, _, K, itemsize, *_ = product
     num_chunks = ceil(K, CHUNK)
     single = num_chunks <= WARPS * CHUNKS
@@ -226,7 +242,8 @@ def _register_choices(product: Product, room: int) -> Iterator[tuple[Steps, Ring
             if num_steps > least_steps and row_bytes < REGISTER_COPY:
                 break
             sums = (num_tiles * tile + 3) // 8 * 8 + 4  # of a token and warp, an odd number of fours
-            others = _whole_lines(4 * T * WARPS * sums) + norm_bytes
+            mail_bytes = _whole_lines(8 + 4 * ceil(T, 2) * sums) if divided else 0
+            others = _whole_lines(4 * T * WARPS * sums) + norm_bytes + mail_bytes
             yield _cut(num_steps, tile, num_tiles, row_bytes, num_tiles, others, room)
 
 
