@@ -94,6 +94,7 @@ __global__ void __launch_bounds__(kBounds, eet::kResident)
   const RegisterNorm<T> norm(a.norm, a.K, home);
   if (kNormed) norm.request();
   const RegisterProducts<T, kNormed> products(a, ring, partial, begin);
+  if (kDivided && eet::kWaitsTogether) eet::cluster_wait();
   products.multiply(norm, share, outputs.place(share.begin + lane), [&] { outputs.request_residual(share.begin + lane); });
 
   eet::barrier(1, kReaders);
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(kBounds, eet::kResident)
     return sum;
   };
   if (kDivided) {
-    eet::cluster_wait();
+    if (!eet::kWaitsTogether) eet::cluster_wait();
     if (!finishes) {
       uint32_t to = mail.of_other(warp) + lane * sizeof(float);
 #pragma unroll 1

@@ -45,14 +45,17 @@ __global__ void __launch_bounds__(kMostThreads<kTiles>, kTiles > 1 ? 2 : 1)
   }
   __syncthreads();
   if (warp >= kTileWarps) {
-    if (is_cluster) eet::cluster_arrive();
+    if (is_cluster && !eet::kWaitsTogether) eet::cluster_arrive();
     if (warp == kTileWarps + 1) {
       eet::hold_tiles(a, held);
     } else if (threadIdx.x == kTileReaders) {
       eet::fill_ring(a, ring);
     }
     __syncwarp();
-    if (is_cluster && warp != kTileWarps + 1) eet::cluster_wait();
+    if (is_cluster && warp != kTileWarps + 1) {
+      if (eet::kWaitsTogether) eet::cluster_arrive();
+      eet::cluster_wait();
+    }
     return;
   }
   eet::TilePart at(a);

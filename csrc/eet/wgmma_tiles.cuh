@@ -122,6 +122,7 @@ __device__ void hold_tiles(const WgmmaArgs<T>& a, T* held) {
     hold_residual(a, held, n, num_rows);
     if (a.log_cluster) {
       __syncwarp();
+      if (kWaitsTogether) cluster_arrive();
       cluster_wait();  // as the others do before they wait for this warp: racecheck takes one's wait for all's
     }
     barrier(1, kTileReaders + 32);

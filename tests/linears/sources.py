@@ -18,8 +18,8 @@ static Args made(int T, int N, int K, int norm, int residual, int gated, int blo
 SIGNATURE = (
     "(int T, int N, int K, int itemsize, int blocks, int norm, int residual, int gated, int grouped, const int* plan)"
 )
-"""`plan`: what the launcher is told, in the order of its record in eet_lab/ops/cuda/plan.py. `grouped`: scales, or whether
-two blocks divide the inputs.
+"""`plan`: what the launcher is told, in the order of its record in eet_lab/ops/cuda/plan.py. `grouped`: several scales
+of an output, or two blocks that divide its inputs.
 """
 
 TILES = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eet_lab.ops.cuda import linear
+from eet_lab.ops.cuda import choice, linear
 from eet_lab.ops.cuda.launching import Limits
 from linears.sources import GPUS
 
@@ -102,3 +102,39 @@ def test_vectors_are_streamed_where_only_their_kernel_has_room(monkeypatch):
     monkeypatch.setattr(linear, "gpu", lambda: Limits(*GPUS[0]))
     assert linear.streaming_kernel(1, 84 * 50, 4096, 2, normed=True) == "linear"
     assert linear.streaming_kernel(2, 84 * 50, 4096, 2, normed=True) == "vector_linear"
+
+
+H200 = Limits(*GPUS[-1], is_hopper=True)
+
+
+def told(T, N, K, normed=False, on=H200):
+    """What register_linear is told of a product."""
+    kernel, sizes = choice.streamed(T, N, K, 2, normed, False, False, not normed, 0, on, "register_linear")
+    assert kernel == "register_linear"
+    return sizes
+
+
+def test_two_blocks_divide_the_inputs_where_activations_are_many():
+    assert told(8, 1600, 6400)["divided"] and told(8, 1600, 6400)["num_blocks"] == 66
+    assert told(5, 2048, 8192)["divided"]
+    assert not told(4, 2048, 8192)["divided"], "it loses there (LOG)"
+    assert not told(8, 768, 3072)["divided"], "it loses there (LOG)"
+    assert not told(8, 1600, 6400, on=Limits(*GPUS[-1], is_hopper=False))["divided"], "only Hopper has clusters"
+    assert not told(8, 1600, 6408)["divided"], "a copy is 16 bytes"
+    assert not told(8, 8192, 8192)["divided"], "two blocks would have more than 64 outputs"
+    assert not told(8, 6400, 1600, normed=True)["divided"], "a norm needs all inputs"
+    assert not told(8, 33, 6400, on=Limits(GPUS[-1][0], 33, True))["divided"], "a block is left over"
+
+
+def test_rings_are_paced_where_all_wide_products_of_a_layer_are_its():
+    def shares(T, C):
+        """Stages that the ring of each of a layer's products asks for at a time, and all that it has."""
+        layer = ((3 * C, C, True), (C, C, False), (4 * C, C, True), (C, 4 * C, False))
+        sizes = [told(T, *product) for product in layer]
+        return [its["at_once"] for its in sizes], [its["num_stages"] for its in sizes]
+
+    assert shares(8, 1600) == ([1, 2, 1, 2], [4, 2, 3, 8]), "the projection's ring holds all"
+    for T, C in ((6, 1600), (8, 768), (8, 1024)):
+        assert len({*map(tuple, shares(T, C))}) == 1, "no second product of an FFN is divided"
+    wide = told(8, 2048, 8192)
+    assert wide["divided"] and wide["at_once"] == wide["num_stages"], "norms of 2,048 channels are another kernel's"

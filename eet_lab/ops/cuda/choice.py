@@ -149,8 +149,21 @@ def _in_registers(product: Product, on: Limits) -> dict[str, int]:
     many, halves = product.T * product.K >= DIVIDED_ACTIVATIONS, product.K % 16 == 0 and product.num_blocks % 2 == 0
     divided = on.is_hopper and many and halves and not product.normed and pairs.outputs <= REGISTER_OUTPUTS
     its_own = pairs if divided else product
-    told = _planned("register_linear", its_own, on, divided)
-    return {"num_blocks": its_own.num_blocks, "divided": divided} | told
+    found, ring = _taken("register_linear", product, on, plan.register(its_own, on.shared_bytes, divided))
+    at_once = plan.at_once(ring, is_paced=on.is_hopper and _is_paced(product))
+    return {"num_blocks": its_own.num_blocks, "divided": divided, "at_once": at_once} | found._asdict()
+
+
+def _is_paced(product: Product) -> bool:
+    """Whether it is of a layer whose wide products are all register_linear's, the FFN's second one divided.
+
+    There each ring that is filled early delays the weights that the kernel ahead still needs (LOG). Where one of them
+    is another kernel's, or is not divided, a slower filling costs more than that. An FFN of four times the channels is
+    assumed.
+    """
+    channels = product.K if product.normed else product.N
+    wide = product.T * 4 * channels >= DIVIDED_ACTIVATIONS and channels <= REGISTER_CHANNELS
+    return wide and (product.normed or 4 * channels == product.K)
 
 
 def tiled(T: int, N: int, C: int, residual: bool, most_clusters: tuple[int, ...], on: Limits) -> dict[str, int]:
@@ -160,25 +173,23 @@ def tiled(T: int, N: int, C: int, residual: bool, most_clusters: tuple[int, ...]
 
 
 def _planned(kernel: str, product: Product, on: Limits, more: Any = None) -> dict[str, int]:
-    """Its plan, by the launcher's names. `more`: scales of an output, whether two blocks divide inputs, or clusters that
-    run at once.
-    """
+    """Its plan, by the launcher's names. `more`: scales of an output, or clusters that run at once."""
     makes: dict[str, Callable[[], Attempt | None]] = {
         "linear": lambda: plan.tiles(product, on.shared_bytes),
         "int8_linear": lambda: plan.tiles(product, on.shared_bytes, int8=True, grouped=more > 1),
         "vector_linear": lambda: plan.vector(product, on.shared_bytes),
-        "register_linear": lambda: plan.register(product, on.shared_bytes, more),
         "wgmma_linear": lambda: plan.clusters(product, on.shared_bytes, more),
     }
-    found = makes[kernel]()
+    found, _ = _taken(kernel, product, on, makes[kernel]())
+    stride = {"stride": product.stride} if kernel == "vector_linear" else {}
+    return found._asdict() | stride
+
+
+def _taken(kernel: str, product: Product, on: Limits, found: Attempt | None) -> Attempt:
+    """What was found; KernelError where that is nothing."""
     if found is None:
         raise KernelError(
             f"{kernel} takes no {product.T} tokens of {product.K:,} channels in the {on.shared_bytes:,} bytes of "
             f"shared memory that a block can have here. {REMEDY}"
         )
-    more_told = {"stride": product.stride} if kernel == "vector_linear" else {}
-    if (
-        kernel == "register_linear"
-    ):  # else what it is paced for, weights of the kernel ahead, was not seen to gain (LOG)
-        more_told = {"at_once": plan.at_once(found[1], is_paced=product.normed or more)}
-    return found[0]._asdict() | more_told
+    return found

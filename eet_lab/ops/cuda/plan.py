@@ -204,7 +204,7 @@ def at_once(ring: Ring, is_paced: bool) -> int:
     """Stages that register_linear asks for at a time, until its ring is full for the first time.
 
     Most of that is while the kernel ahead still runs, whose own weights would wait behind more. A ring that holds all
-    is never filled again, and all of it is asked for at once (LOG).
+    is filled at once.
     """
     if not is_paced or ring.num_stages >= ring.needed:
         return ring.num_stages
