@@ -53,8 +53,10 @@ struct Mail {
 //          two, each with half of the inputs, so that they are read half as often; one warp keeps a ring of stages filled,
 //          from before the kernel ahead has ended; a stage is 5 to 8 outputs, and each of 8 warps has an eighth of its
 //          inputs: it loads those of all tokens into registers, and normalizes them there
-// Traffic  N*K weights once, T*K activations a block (from L2), T*N out; 100 KiB on their way a multiprocessor
-// Needs    K a multiple of 8, and at most 1792 with a norm; at most 8 tokens, and 64 outputs a block
+// Traffic  N*K weights once, T*K activations a block, or half where two divide them (from L2), T*N out; 100 KiB on their
+//          way a multiprocessor
+// Needs    K a multiple of 8, and at most 1792 with a norm; at most 8 tokens, and 64 outputs a block; to divide inputs
+//          sm_90, K a multiple of 16 and no norm
 // Numerics tensor cores; fp32 sums; norm, bias, activation, residual in fp32, rounded once
 // Source   ours; the fragments as in vector_linear.cu
 template <typename T, bool kNormed, bool kDivided>
@@ -161,9 +163,10 @@ extern "C" cudaError_t eet_register_linear(void* out, const void* x, const void*
                                            const void* residual, const void* norm_weight, const void* norm_bias,
                                            int dtype, int T, int N, int K, int act, float eps, int num_blocks,
                                            int divided, int num_steps, int tile, int stage_stride, int num_stages,
-                                           int at_once, int num_tiles, int shared_bytes, int dependent, cudaStream_t stream) {
+                                           int at_once, int num_tiles, int shared_bytes, int dependent,
+                                           cudaStream_t stream) {
   if (T < 1 || T > eet::kRegisterTokens || !eet::can_count(T, N)) return cudaErrorInvalidValue;
-  if (num_blocks < 1 || num_blocks > N ) return cudaErrorInvalidValue;
+  if (num_blocks < 1 || num_blocks > N) return cudaErrorInvalidValue;
   if (divided && eet::device_attribute(cudaDevAttrComputeCapabilityMajor) < 9) return cudaErrorInvalidValue;
   if (num_steps < 1 || eet::ceil_div(N, num_blocks) > kMostOutputs) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {

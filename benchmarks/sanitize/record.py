@@ -264,7 +264,7 @@ def _pretended(gpu: Limits) -> Iterator[_Recorder]:
 
 
 def built(calls: list[Call], *flags: str) -> Record:
-    """For play.py, of kernels built with these flags for nvcc: of those that are launched alone."""
+    """For play.py, of kernels built with these flags for nvcc; none but those that are launched."""
     launched = frozenset().union(*(call.kernels for call in calls))
     libraries = native.build(sorted(launched), extra_flags=flags)
     return Record({name: str(path) for name, path in libraries.items()}, calls)

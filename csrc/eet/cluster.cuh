@@ -12,8 +12,8 @@
 namespace eet {
 
 // For racecheck. It takes one warp's wait for the cluster for all of its block's, so all warps wait before they do anything
-// else: one that waits for another warp first would never come there. And it takes an instruction of a whole warp for one
-// of each lane, so a lane that opens a mailbox says that it is alone, in a branch of its own.
+// else, where they can: one that waits for another warp first would never come there. And it takes an instruction of a
+// whole warp for one of each lane, so a lane that opens a mailbox says that it is alone, in a branch of its own.
 #ifdef EET_RACECHECK
 constexpr bool kWaitsTogether = true;
 __device__ inline void alone() { __syncwarp(1u << threadIdx.x % 32); }

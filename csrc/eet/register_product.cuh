@@ -84,7 +84,7 @@ class RegisterProducts {
     const int warp = threadIdx.x / 32, t = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
     const int first = warp * kChunk + t * 8, last = first + (kCount - 1) * kApart;
     const int row = min(g, a.num_tokens - 1) * a.K;  // past the last token the last, again
-    int next = row + begin + first;                          // where the next step begins
+    int next = row + begin + first;                  // where the next step begins
     uint32_t weights = shared_address(ring.stages) + min(g, a.tile - 1) * a.stage_stride;
     int num_inputs = a.steps.inputs(0, a.part()), num_outputs = share.end - share.begin;
     const int at = (warp * a.num_tokens + 2 * t) * a.sums + g;

@@ -37,11 +37,11 @@ inline bool holds_steps(const Steps& steps, int itemsize, int stage_stride, int 
   return stage_stride >= row_bytes && stage_stride <= shared_bytes && stage_stride % 16 == 0;
 }
 
-// The warp that fills a ring. Of the first `paced` stages it asks for `at_once` at a time: whatever else its multiprocessor
-// asks for, such as activations or the weights of the kernel ahead, waits behind what was asked for before.
+// The warp that fills a ring. Of the first `paced` stages it asks for `at_once` at a time: what else its multiprocessor asks
+// for, such as activations or the weights of the kernel ahead, presumably waits behind what was asked for before (LOG).
 class WeightStream {
  public:
-  __device__ WeightStream(const Ring& ring, int stage_stride, int at_once = 1, int paced = 0)
+  __device__ WeightStream(const Ring& ring, int stage_stride, int at_once = INT_MAX, int paced = 0)
       : ring(ring), stage_stride(stage_stride), allowed(min(ring.num_stages, at_once)), paced(paced) {}
 
   // The weights of outputs `begin` to `end` of N, `tile` outputs at a time: all tiles of a step, then those of the next.
@@ -74,7 +74,8 @@ class WeightStream {
   const Ring& ring;
   const int stage_stride;
   RingPlace next, oldest;
-  int allowed, paced;  // the first: stages that may still be asked for without a look whether the oldest is there
+  int allowed;  // paced stages that may still be asked for without a look whether the oldest is there
+  int paced;    // stages that still are
 };
 
 // The warps that multiply. Of a step's chunks every kWarps-th is a warp's own: their activations stay in its registers

@@ -116,7 +116,8 @@ def told(T, N, K, normed=False, on=H200):
 
 def test_two_blocks_divide_the_inputs_where_activations_are_many():
     assert told(8, 1600, 6400)["divided"] and told(8, 1600, 6400)["num_blocks"] == 66
-    assert told(5, 2048, 8192)["divided"]
+    assert told(6, 2048, 8192)["divided"]
+    assert not told(5, 2048, 16384)["divided"] and not told(3, 4096, 16384)["divided"], "none was measured"
     assert not told(4, 2048, 8192)["divided"], "it loses there (LOG)"
     assert not told(8, 768, 3072)["divided"], "it loses there (LOG)"
     assert not told(8, 1600, 6400, on=Limits(*GPUS[-1], is_hopper=False))["divided"], "only Hopper has clusters"
@@ -134,7 +135,10 @@ def test_rings_are_paced_where_all_wide_products_of_a_layer_are_its():
         return [its["at_once"] for its in sizes], [its["num_stages"] for its in sizes]
 
     assert shares(8, 1600) == ([1, 2, 1, 2], [4, 2, 3, 8]), "the projection's ring holds all"
-    for T, C in ((6, 1600), (8, 768), (8, 1024)):
+    for T, C in ((6, 1600), (7, 1600), (8, 768), (8, 1024), (8, 1280)):
         assert len({*map(tuple, shares(T, C))}) == 1, "no second product of an FFN is divided"
+    few = Limits(GPUS[-1][0], 78, True)
+    qkv = told(8, 4800, 1600, normed=True, on=few)
+    assert qkv["at_once"] == qkv["num_stages"], "the FFN's first product has too many outputs of a block"
     wide = told(8, 2048, 8192)
     assert wide["divided"] and wide["at_once"] == wide["num_stages"], "norms of 2,048 channels are another kernel's"

@@ -25,7 +25,8 @@ FEWEST_IN_REGISTERS = 4  # tokens from which on it is ahead; fewer only without 
 WIDE_ACTIVATIONS = 20 * 1024
 REGISTER_OUTPUTS = 64  # outputs of a block that it takes, at most
 REGISTER_CHANNELS = 1792  # of a norm that it takes, at most
-DIVIDED_ACTIVATIONS = 40 * 1024  # of all tokens, from which on two blocks of register_linear divide an output's inputs
+FEWEST_DIVIDED = 6  # tokens from which on two blocks of register_linear divide an output's inputs,
+DIVIDED_ACTIVATIONS = 48 * 1024  # and activations of all of them: both as measured (LOG)
 LEAST_RING = 28 * 1024  # bytes of vector_linear's ring, if not all: about what a stage of linear is
 INT8_CHANNELS = 16  # their multiples: an output's weights are copied 16 bytes at a time
 
@@ -146,24 +147,25 @@ def streamed(
 def _in_registers(product: Product, on: Limits) -> dict[str, int]:
     """What register_linear is told beside the sizes."""
     pairs = product._replace(num_blocks=product.num_blocks // 2)
-    many, halves = product.T * product.K >= DIVIDED_ACTIVATIONS, product.K % 16 == 0 and product.num_blocks % 2 == 0
+    many = product.T >= FEWEST_DIVIDED and product.T * product.K >= DIVIDED_ACTIVATIONS
+    halves = product.K % 16 == 0 and product.num_blocks % 2 == 0
     divided = on.is_hopper and many and halves and not product.normed and pairs.outputs <= REGISTER_OUTPUTS
     its_own = pairs if divided else product
     found, ring = _taken("register_linear", product, on, plan.register(its_own, on.shared_bytes, divided))
-    at_once = plan.at_once(ring, is_paced=on.is_hopper and _is_paced(product))
+    at_once = plan.at_once(ring, is_paced=on.is_hopper and _is_paced(product, on))
     return {"num_blocks": its_own.num_blocks, "divided": divided, "at_once": at_once} | found._asdict()
 
 
-def _is_paced(product: Product) -> bool:
+def _is_paced(product: Product, on: Limits) -> bool:
     """Whether it is of a layer whose wide products are all register_linear's, the FFN's second one divided.
 
-    There each ring that is filled early delays the weights that the kernel ahead still needs (LOG). Where one of them
-    is another kernel's, or is not divided, a slower filling costs more than that. An FFN of four times the channels is
-    assumed.
+    Measured with GPT-2 XL, which gains; models of which one such product is another kernel's, or is not divided, lose
+    (LOG). What the rest of the layer is like is guessed: its FFN has four times the channels, and no gate.
     """
     channels = product.K if product.normed else product.N
-    wide = product.T * 4 * channels >= DIVIDED_ACTIVATIONS and channels <= REGISTER_CHANNELS
-    return wide and (product.normed or 4 * channels == product.K)
+    is_divided = product.T >= FEWEST_DIVIDED and product.T * 4 * channels >= DIVIDED_ACTIVATIONS
+    in_registers = channels <= REGISTER_CHANNELS and plan.ceil(4 * channels, on.num_blocks) <= REGISTER_OUTPUTS
+    return is_divided and in_registers and (product.normed or 4 * channels == product.K)
 
 
 def tiled(T: int, N: int, C: int, residual: bool, most_clusters: tuple[int, ...], on: Limits) -> dict[str, int]:

@@ -203,8 +203,8 @@ def register(product: Product, shared_bytes: int, divided: bool = False) -> Atte
 def at_once(ring: Ring, is_paced: bool) -> int:
     """Stages that register_linear asks for at a time, until its ring is full for the first time.
 
-    Most of that is while the kernel ahead still runs, whose own weights would wait behind more. A ring that holds all
-    is filled at once.
+    Most of that is while the kernel ahead still runs, whose own weights presumably wait behind more (LOG). A ring that
+    holds all is filled at once.
     """
     if not is_paced or ring.num_stages >= ring.needed:
         return ring.num_stages
