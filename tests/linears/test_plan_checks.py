@@ -88,3 +88,12 @@ def test_a_launcher_takes_each_plan_and_none_without_the_room_for_it(accepts, ke
             told = (numbers | {name: wrong}).values()
             assert (name, wrong) in FREE or not accepts(kernel, product, told, grouped), (gpu, product, name, wrong)
     assert num_plans > 500
+
+
+def test_a_norm_and_odd_halves_are_not_divided(accepts):
+    product = Product(8, 1600, 1600, 2, 66, residual=True)
+    found, ring = plan.register(product, GPUS[-1][0], divided=True)
+    told = (*found, plan.at_once(ring, is_paced=True))
+    assert accepts("register_linear", product, told, True)
+    assert not accepts("register_linear", product._replace(normed=True), told, True), "a norm needs all inputs"
+    assert not accepts("register_linear", product._replace(K=1592), told, True), "a copy is 16 bytes"
