@@ -25,8 +25,9 @@ FEWEST_IN_REGISTERS = 4  # tokens from which on it is ahead; fewer only without 
 WIDE_ACTIVATIONS = 20 * 1024
 REGISTER_OUTPUTS = 64  # outputs of a block that it takes, at most
 REGISTER_CHANNELS = 1792  # of a norm that it takes, at most
-FEWEST_DIVIDED = 6  # tokens from which on two blocks of register_linear divide an output's inputs,
-DIVIDED_ACTIVATIONS = 48 * 1024  # and activations of all of them: both as measured (LOG)
+# From so many tokens and activations on, two blocks of register_linear divide the inputs of their outputs (split-K).
+# With fewer it loses, or was not measured (LOG).
+FEWEST_DIVIDED, DIVIDED_ACTIVATIONS = 6, 48 * 1024
 LEAST_RING = 28 * 1024  # bytes of vector_linear's ring, if not all: about what a stage of linear is
 INT8_CHANNELS = 16  # their multiples: an output's weights are copied 16 bytes at a time
 

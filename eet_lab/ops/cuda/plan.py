@@ -189,7 +189,7 @@ def vector(product: Product, shared_bytes: int) -> Attempt[Steps] | None:
 def register(product: Product, shared_bytes: int, divided: bool = False) -> Attempt[Steps] | None:
     """The plan of register_linear in blocks that can have so many bytes; None: they are too few.
 
-    `divided`: two blocks have the same outputs, and half of the inputs each; the product's blocks count such pairs.
+    `divided` (split-K): two blocks have the same outputs and half of the inputs each; the product counts such pairs.
     """
     its_own = product._replace(K=product.K // 2) if divided else product
 
