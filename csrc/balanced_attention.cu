@@ -152,6 +152,7 @@ __global__ void __launch_bounds__(kWarps * 32 + 32, kResident<kDim>)
       const eet::Tiles tiles = division.part(r, rank, Stage::kKeys);
       eet::fill_ring<T, kDim, kWarps, kPaged>(a, ring, place, first_row + r, kv, tiles);
     }
+    __syncwarp();
     if (!eet::kWaitsTogether) eet::cluster_wait();
     return;
   }

@@ -86,6 +86,7 @@ __global__ void __launch_bounds__(kBounds, eet::kResident)
     eet::WeightStream stream(ring, a.stage_stride, a.at_once, a.num_stages);
     const int part = kDivided ? a.part() : a.K;
     stream.add(eet::InOrder(), a.weight + begin, a.N, a.K, part, share.begin, share.end, a.tile, a.steps);
+    __syncwarp();
     if (kDivided && !eet::kWaitsTogether) eet::cluster_wait();
     return;
   }

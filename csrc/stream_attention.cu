@@ -58,6 +58,7 @@ __global__ void __launch_bounds__(kWarpsOf<kDim> * 32 + 32, 2)
   if (warp == kWarps) {
     if (eet::kWaitsTogether && cluster > 1) eet::cluster_wait();
     eet::fill_ring<T, kDim, kWarps, kPaged>(a, ring, place, b, kv, tiles);
+    __syncwarp();
     if (!eet::kWaitsTogether && cluster > 1) eet::cluster_wait();
     return;
   }
