@@ -48,7 +48,18 @@ __global__ void __launch_bounds__(kBounds, eet::kResident)
   const int warp = threadIdx.x / 32;
   const eet::Share share(a, Choice::kGated ? 2 : 1);
 
-  if (threadIdx.x == kReaders) ring.init(kWarps);
+  // The thread's output, and what is added to it: on its way before it is needed.
+  const int group = kReaders >> a.log_tokens, token = threadIdx.x / group, output = threadIdx.x % group;
+  eet::Outputs<T, T, 1, Choice> outputs(a, token, share, 0, choice);
+  eet::RowStager<kWarps, T, eet::kVectorTokens, true> stager(a.num_tokens, kLogWarps - a.log_tokens, a.K, a.stride,
+                                                             a.norm, norms);
+
+  if (warp < kWarps) {  // ahead of the weights, which these few bytes would wait behind (LOG)
+    outputs.request_bias(share.begin + output);
+    stager.request_norm();
+  } else if (threadIdx.x == kReaders) {
+    ring.init(kWarps);
+  }
   __syncthreads();
   if (warp == kWarps) {
     eet::WeightStream stream(ring, a.stage_stride);
@@ -57,15 +68,8 @@ __global__ void __launch_bounds__(kBounds, eet::kResident)
     }
     return;
   }
-  // The thread's output, and what is added to it: on its way before it is needed.
-  const int group = kReaders >> a.log_tokens, token = threadIdx.x / group, output = threadIdx.x % group;
-  eet::Outputs<T, T, 1, Choice> outputs(a, token, share, 0, choice);
-  outputs.request_bias(share.begin + output);
   const int its_tile = output / a.tile, its_row = output - its_tile * a.tile;
   const float* its_sums = partial + its_tile * a.steps.num * a.sums() + (its_row * a.num_tokens + token) * kWarps;
-  eet::RowStager<kWarps, T, eet::kVectorTokens, true> stager(a.num_tokens, kLogWarps - a.log_tokens, a.K, a.stride,
-                                                             a.norm, norms);
-  stager.request_norm();
   Products<T> products(ring, a.tile, a.stage_stride, a.num_tokens);
   const uint32_t activations = products.activations(rows, a.stride);
   const int batch = a.num_tiles * a.tile;
