@@ -75,15 +75,7 @@ __global__ void __launch_bounds__(kBounds, eet::kResident)
   const eet::Share share(a, 1, kDivided ? blockIdx.x / 2 : blockIdx.x);
   const Mail mail(a, home, rank);
 
-  // A warp has the outputs of one token.
-  const bool finishes = !kDivided || mail.is_for(warp);
-  eet::Outputs<T, T, kEach> outputs(a, finishes ? warp : a.num_tokens, share, 32);
-  const RegisterNorm<T> norm(a.norm, a.K, home);
-
-  if (warp < kWarps) {  // ahead of the weights, which these few bytes would wait behind (LOG)
-    outputs.request_bias(share.begin + lane);
-    if (kNormed) norm.request();
-  } else if (threadIdx.x == kReaders) {
+  if (threadIdx.x == kReaders) {
     ring.init(kWarps);
     if (kDivided) mail.open(share.end - share.begin);
   }
@@ -98,6 +90,12 @@ __global__ void __launch_bounds__(kBounds, eet::kResident)
     if (kDivided && !eet::kWaitsTogether) eet::cluster_wait();
     return;
   }
+  // A warp has the outputs of one token.
+  const bool finishes = !kDivided || mail.is_for(warp);
+  eet::Outputs<T, T, kEach> outputs(a, finishes ? warp : a.num_tokens, share, 32);
+  outputs.request_bias(share.begin + lane);
+  const RegisterNorm<T> norm(a.norm, a.K, home);
+  if (kNormed) norm.request();
   const RegisterProducts<T, kNormed> products(a, ring, partial, begin);
   if (kDivided && eet::kWaitsTogether) eet::cluster_wait();
   products.multiply(norm, share, outputs.place(share.begin + lane), [&] { outputs.request_residual(share.begin + lane); });
