@@ -60,7 +60,8 @@ def append(
         keys, values = (part.unflatten(0, (batch.num_rows, -1)).transpose(1, 2) for part in (k, v))
         return q, keys, values
     (keys, values), table = kv, batch.keys.table
-    rows, columns, k, v = (part[: batch.num_read] for part in (batch.rows, batch.columns, k, v))
+    new = batch.rows, batch.columns, k, v
+    rows, columns, k, v = new if batch.num_read == len(k) else (part[: batch.num_read] for part in new)
     if table is None:
         keys[rows, :, columns] = k
         values[rows, :, columns] = v
@@ -200,7 +201,7 @@ def attention(
         now = slice(first, first + count * (rows.stop - rows.start))
         if spec.window is not None:
             begin = max(begin, end - count + 1 - spec.window)  # what the first of the queries sees
-        bound = _bound(batch.columns[now].view(-1, 1, count, 1), begin, end, spec)
+        bound = _bound(batch.columns, now, count, begin, end, spec)
         if extras.bias is not None:
             newest = torch.arange(end - count, end, device=q.device)  # the queries of these rows
             bound = biased(bound, extras.bias, spec, newest, torch.arange(begin, end, device=q.device))
@@ -236,10 +237,14 @@ def _seeing_the_same(
             yield slice(row, row + 1), span, columns
 
 
-def _bound(query: Tensor, begin: int, end: int, spec: Spec) -> Tensor | None:
-    """Which of the columns begin .. end - 1 each query [R,1,Q,1] sees; None: all up to its own, the newest ones."""
+def _bound(columns: Tensor, now: slice, count: int, begin: int, end: int, spec: Spec) -> Tensor | None:
+    """Which of the columns begin .. end - 1 each query sees [R,1,Q,K]; None: all up to its own, the newest ones.
+
+    The queries' own are columns[now], `count` a row.
+    """
     if spec.window is None or end - begin <= spec.window:
         return None
+    query = columns[now].view(-1, 1, count, 1)
     column = torch.arange(begin, end, device=query.device)
     newest = query if spec.causal else query[:, :, -1:]
     return (column <= newest) & (column > query - spec.window)
