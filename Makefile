@@ -61,9 +61,10 @@ compiled:
 oldest:
 	@$(BIN)/python tools/oldest.py
 
-# Compiles the tests beside mypy, or each of the workers would; what cannot be collected, they tell.
+# Compiles the tests beside mypy, or each of the workers would; what cannot be collected, they tell, but for what needs a GPU.
 collected:
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only -qqq >/dev/null 2>&1 || true
+	@told=$$(OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only -qqq -m gpu tests/gpu 2>&1) || { echo "$$told"; exit 1; }
 
 test-gpu:
 	@$(SETUP) --extra test

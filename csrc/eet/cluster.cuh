@@ -24,7 +24,7 @@ __device__ inline void alone() {}
 
 #if __CUDA_ARCH__ >= 900
 
-// Both by whole warps: lanes that have parted meet first (__syncwarp()).
+// Both by whole warps: behind a loop of waits, which lanes leave one by one, they meet first (__syncwarp()).
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 

@@ -166,6 +166,8 @@ class NoArithmetic(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, function.__name__
+        if name == "__get__":  # an attribute, which is what most calls ask for
+            return function(*args)
         if kwargs.get("out") is not None:
             return kwargs["out"]
         if name == "__setitem__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -26,8 +27,9 @@ class Trace:
     ) -> Tensor:
         self._bury()
         # `new_empty` takes ten times as long to make a meta tensor.
-        out, now = torch.empty(shape, dtype=dtype or like.dtype, device=like.device), len(self._lifetimes)
-        life = Lifetime(name, aligned(out.numel() * out.element_size()), now, now, op)
+        dtype, now = dtype or like.dtype, len(self._lifetimes)
+        out = torch.empty(shape, dtype=dtype, device=like.device)
+        life = Lifetime(name, aligned(prod(shape) * dtype.itemsize), now, now, op)
         self._alive.append((life, StorageWeakRef(out.untyped_storage())))
         self._lifetimes.append(None)
         return out

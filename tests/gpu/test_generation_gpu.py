@@ -171,11 +171,11 @@ def test_closing_frees_to_the_byte(fp16):
 
 def test_out_of_memory_names_the_buffer_and_frees_the_rest(fp16):
     total = torch.cuda.get_device_properties(0).total_memory
+    gc.collect()  # what earlier tests left would be freed meanwhile
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**25) / total)
     try:
         engine = Engine(fp16, Recipe.parse("pre_padding", "cuda").parts)
-        gc.collect()  # what earlier tests left would be freed meanwhile
         before = torch.cuda.memory_allocated()
         with pytest.raises(OutOfMemory, match=r"could not be allocated .*(MiB|GiB)"):
             engine.generate(batch(256, 400, 400), Settings(4))
