@@ -6,6 +6,7 @@ import ctypes
 from math import ceil
 
 import pytest
+from filelock import FileLock
 from host_code import compiled, in_namespaces
 
 from eet_lab.ops.cuda import choice, linear, plan
@@ -15,9 +16,17 @@ from linears.sources import GPUS
 
 
 @pytest.fixture(scope="session")
-def checks(tmp_path_factory) -> ctypes.CDLL:
-    """Those of all kernels."""
-    return compiled(tmp_path_factory.mktemp("plans"), in_namespaces(sources.CHECKS))
+def checks(tmp_path_factory, worker_id) -> ctypes.CDLL:
+    """Those of all kernels; what one worker has compiled the others load."""
+    if worker_id == "master":  # there are no others
+        return compiled(tmp_path_factory.mktemp("plans"), in_namespaces(sources.CHECKS))
+    shared = tmp_path_factory.getbasetemp().parent / "plans"
+    with FileLock(f"{shared}.lock"):
+        if not (shared / "made").exists():
+            shared.mkdir(exist_ok=True)
+            compiled(shared, in_namespaces(sources.CHECKS))
+            (shared / "made").touch()
+    return ctypes.CDLL(str(shared / "host.so"))
 
 
 @pytest.fixture
