@@ -16,7 +16,7 @@ MAX_SAVED_BYTES = 300_000
 """Of a lesson as JupyterLab saves it by itself, without the state of its widgets; and of one saved with that, less the
 pictures that plotly's extension puts beside each figure of a cell, and which the lab cannot keep out."""
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]  # a slow machine has other tests, too
 
 
 def test_a_prediction_fills_in_the_verdict(lab: Lab, lab_server: Server, page: Any) -> None:
@@ -32,8 +32,8 @@ def test_a_prediction_fills_in_the_verdict(lab: Lab, lab_server: Server, page: A
     page.locator(".eet-prediction input").first.fill("30")
     page.locator(".eet-prediction input").first.press("Tab")
     page.get_by_role("button", name="Reveal", exact=True).click()
-    page.get_by_text("if every step took the same time").first.wait_for(timeout=20_000)
-    expect(page.get_by_text("Predict first (above)")).to_have_count(0, timeout=20_000)
+    page.get_by_text("if every step took the same time").first.wait_for(timeout=60_000)
+    expect(page.get_by_text("Predict first (above)")).to_have_count(0, timeout=60_000)
     page.get_by_text("× sooner").first.wait_for()
     expect(page.get_by_text("Your prediction: 30 times sooner")).to_have_count(1)
     expect(page.get_by_text("Not answered yet")).to_have_count(3)
