@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -91,10 +91,10 @@ def sent(batch: Sent, staging: Staging) -> Sent:
     parts = tensors(batch)
     arrived = iter(staging.receive([part for part in parts if not part.is_floating_point()]))
     others = iter([staging.receive_other(i, part) for i, part in enumerate(parts) if part.is_floating_point()])
+    return _with(batch, arrived, others)
 
-    def there(part: Any) -> Any:
-        if isinstance(part, Tensor):
-            return next(others if part.is_floating_point() else arrived)
-        return type(part)(*map(there, part)) if hasattr(part, "_fields") else part
 
-    return there(batch)
+def _with(part: Any, arrived: Iterator[Tensor], others: Iterator[Tensor]) -> Any:
+    if isinstance(part, Tensor):
+        return next(others if part.is_floating_point() else arrived)
+    return type(part)(*(_with(each, arrived, others) for each in part)) if hasattr(part, "_fields") else part
