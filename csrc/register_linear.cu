@@ -11,6 +11,8 @@ namespace {
 
 constexpr int kWarps = 8;      // that multiply; one more fills the ring
 constexpr int kReaders = 32 * kWarps;
+constexpr int kAdded = 1, kRequested = 2;  // barriers: products are summed; the bias and the norm are asked for, ahead of
+                                           // weights, which they would wait behind (LOG)
 constexpr int kEach = 2, kMostOutputs = 32 * kEach;  // outputs of a token that a lane finishes, and its warp
 // A block has 288 threads. This many, twice, leave each 80 registers: of a quarter of the multiprocessor three of its
 // warps take 7,680 of 16,384 registers, and two of attention's warps find room beside them.
@@ -83,6 +85,7 @@ __global__ void __launch_bounds__(kBounds, eet::kResident)
   if (kDivided) eet::cluster_arrive();
   if (warp == kWarps) {
     if (kDivided && eet::kWaitsTogether) eet::cluster_wait();
+    eet::barrier(kRequested, kReaders + 32);
     eet::WeightStream stream(ring, a.stage_stride, a.at_once, a.num_stages);
     const int part = kDivided ? a.part() : a.K;
     stream.add(eet::InOrder(), a.weight + begin, a.N, a.K, part, share.begin, share.end, a.tile, a.steps);
@@ -96,11 +99,12 @@ __global__ void __launch_bounds__(kBounds, eet::kResident)
   outputs.request_bias(share.begin + lane);
   const RegisterNorm<T> norm(a.norm, a.K, home);
   if (kNormed) norm.request();
+  eet::arrive_at_barrier(kRequested, kReaders + 32);
   const RegisterProducts<T, kNormed> products(a, ring, partial, begin);
   if (kDivided && eet::kWaitsTogether) eet::cluster_wait();
   products.multiply(norm, share, outputs.place(share.begin + lane), [&] { outputs.request_residual(share.begin + lane); });
 
-  eet::barrier(1, kReaders);
+  eet::barrier(kAdded, kReaders);
   const float* from = partial + warp * a.sums + lane;
   const auto sum = [&] {
     float part[kWarps], sum = 0;

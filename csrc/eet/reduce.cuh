@@ -25,6 +25,11 @@ __device__ inline void barrier(int id, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
 }
 
+// The part in it of those that others wait for, and that need not wait themselves.
+__device__ inline void arrive_at_barrier(int id, int num_threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
+}
+
 // Over a block of kThreads, each with the sum of its own and all before it; the same sums in the same order every time.
 // Sums of floats may fall from one thread to the next by rounding. Between two calls stands a barrier.
 template <int kThreads, typename T>
