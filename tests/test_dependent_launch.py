@@ -323,7 +323,7 @@ def test_a_bias_and_a_norm_do_not_wait_behind_the_weights():
     assert filler.index("eet::barrier(kRequested, ") < filler.index("WeightStream ")
     readers = body[body.index(filler) + len(filler) :]
     places = [readers.index(each) for each in ("request_bias(", "norm.request()", "arrive_at_barrier(kRequested, ")]
-    assert max(places[:2]) < places[2] < readers.index("products.multiply(")
+    assert max(places[:2]) < places[2] < readers.index("RegisterProducts<")
 
 
 def test_all_kernels_of_a_step_are_looked_at():
