@@ -80,6 +80,15 @@ def playwright() -> Iterator[Any]:
         yield driver
 
 
+@pytest.fixture
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compared is timed twice: that tells no effect from noise, in a third of the time."""
+    from eet_lab.bench import timing
+
+    monkeypatch.setattr(timing, "LEAST_PAIRS", 2)
+    monkeypatch.setattr(timing, "MOST_ROUNDS", 2)
+
+
 @pytest.fixture(scope="session")
 def kernels(tmp_path_factory) -> Iterator[dict[str, str]]:
     """The environment of a Jupyter program whose kernels start with what takes seconds to import."""

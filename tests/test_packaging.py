@@ -93,12 +93,12 @@ def imported(*folders: str) -> dict[str, set[str]]:
     """The modules of others that are imported anywhere in `folders`, with the files that do."""
     found: dict[str, set[str]] = {}
     paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-    ours = {"eet_lab", *(path.stem for path in paths), *(path.parent.name for path in paths)}
+    known = {"eet_lab", *(path.stem for path in paths), *(path.parent.name for path in paths), *sys.stdlib_module_names}
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-            for name in {name.partition(".")[0] for name in names} - {*ours, *sys.stdlib_module_names}:
+            for name in {name.partition(".")[0] for name in names} - known:
                 found.setdefault(name, set()).add(str(path.relative_to(ROOT)))
     return found
 

@@ -222,7 +222,7 @@ def test_training_runs_as_pasted_but_for_fewer_steps(tmp_path, monkeypatch, caps
     assert (tmp_path / "run" / "trainer.pt").exists() and eet_lab.load(tmp_path / "trained").config.vocab_size
 
 
-def test_a_technique_of_your_own_runs_as_pasted(forgotten):
+def test_a_technique_of_your_own_runs_as_pasted(forgotten, few_rounds):
     section = (ROOT / "README.md").read_text().split("## Your own technique")[1]
     block = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
     exec(compile(block, "README.md", "exec"), cell := {"__name__": "__main__"})

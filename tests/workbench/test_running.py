@@ -65,6 +65,7 @@ def test_a_text_ends_before_the_token_that_ends_it(bench: Workbench) -> None:
     assert jobs.decoder(model.tokenizer, (end,))(tokens) == jobs.decoder(model.tokenizer)(tokens[:-1])
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_compare_measures_with_the_view_at_rest(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[bool] = []
     device = bench.controller.device
@@ -341,6 +342,7 @@ def test_actions_are_never_dropped_without_a_word(bench: Workbench) -> None:
             press()
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_a_double_click_is_one_press(bench: Workbench) -> None:
     for command in (ask.run(), ask.compare()):
         bench.controller.put(command)
