@@ -82,7 +82,7 @@ def playwright() -> Iterator[Any]:
 
 @pytest.fixture
 def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is compared is timed twice: that tells no effect from noise, in a third of the time."""
+    """Comparisons take two rounds, not six: too few to tell an effect."""
     from eet_lab.bench import timing
 
     monkeypatch.setattr(timing, "LEAST_PAIRS", 2)

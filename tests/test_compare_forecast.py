@@ -19,7 +19,7 @@ def one_batch_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_out, "held_out", lambda model: whole(model)[:tokens])
 
 
-@pytest.mark.usefixtures("few_rounds", "one_batch_held_out")
+@pytest.mark.usefixtures("one_batch_held_out")
 @pytest.mark.parametrize(
     ("words", "lengths", "num_new", "above"),
     [

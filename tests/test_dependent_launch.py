@@ -314,7 +314,7 @@ def test_a_wait_for_numbers_always_waits_where_none_is_negative():
 
 
 def test_a_bias_and_a_norm_do_not_wait_behind_the_weights():
-    """Behind them, GPT-2 with one row was 10 % slower, and XL with four 1 % (LOG)."""
+    """Behind them, GPT-2 with one row was 10 % slower, and L16 with four 1 % (LOG)."""
     body = kernels()["vector_linear_kernel"]
     places = [body.index(each) for each in ("request_bias(", "request_norm(", "__syncthreads()", "WeightStream ")]
     assert max(places[:2]) < places[2] < places[3]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -56,16 +55,13 @@ def both(network, device: str, examples, folder: Path) -> None:
 
 
 @pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ranks have what this process has imported, which takes two of them 20 s; where there is a GPU they begin anew."""
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are forked, and need not import again, which takes two of them 20 s; with a GPU they are spawned."""
     if not torch.cuda.is_available():
-        start, threads = torch.multiprocessing.start_processes, torch.get_num_threads()
-        torch.set_num_threads(1)  # the pool of more is not there after a fork
+        start = torch.multiprocessing.start_processes
         monkeypatch.setattr(
             torch.multiprocessing, "start_processes", lambda *given, **_: start(*given, start_method="fork")
         )
-        yield
-        torch.set_num_threads(threads)
 
 
 class Whole(Eager):
@@ -290,7 +286,7 @@ def test_ranks_that_are_given_different_things_are_told_before_weights_change():
 
 
 def group_ends(network, examples, folder: Path) -> None:
-    """As a script that torchrun starts ends its group; `launch` has its own to end. Tells threads."""
+    """As a script that torchrun starts ends its group; `launch` has its own to end. Writes the names of its threads."""
     Trainer(network, settings=SETTINGS).step(examples)
     rank = dist.get_rank()
     dist.destroy_process_group()

@@ -57,6 +57,14 @@ def test_others_stand_beside_us_only_if_they_ran_beside_us():
     assert "of-another-day" not in line
 
 
+def test_the_newest_run_is_told_whatever_its_type():
+    rows = [row for row in read(ROOT / "benchmarks" / "h200.jsonl") if row.workload == "gpt2-xl/b1/p128/n128"]
+    newer = next(row for row in rows if row.provider == "eet_lab")
+    older = replace(newer, dtype="bfloat16", run="0", date="2026-01-02T00:00:00+00:00")
+    [line] = readme.models([older, newer]).splitlines()[2:]
+    assert newer.date[:10] in line and "2026-01-02" not in line
+
+
 def test_a_step_s_share_stands_beside_no_time_to_the_first_token():
     """A share of the ceiling is that of a decode step; requests and texts come in steps of many sizes."""
     rows = read(ROOT / "benchmarks" / "h200.jsonl")

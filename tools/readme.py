@@ -202,7 +202,8 @@ def _last_race(rows: Sequence[Row]) -> list[Row]:
     recorded elsewhere.
     """
     runs: dict[str, list[Row]] = {}
-    for row in (row for row in rows if row.dtype == rows[0].dtype):  # another type is another workload
+    newest = max((row for row in rows if row.provider == OURS), key=lambda row: row.date, default=None)
+    for row in (row for row in rows if newest is None or row.dtype == newest.dtype):  # another type: another workload
         runs.setdefault(row.run, []).append(row)
     recorded = runs.pop(RECORDED, [])
     own = [run for run in runs.values() if any(row.provider == OURS for row in run)]
