@@ -91,10 +91,11 @@ def sent(batch: Sent, staging: Staging) -> Sent:
     parts = tensors(batch)
     arrived = iter(staging.receive([part for part in parts if not part.is_floating_point()]))
     others = iter([staging.receive_other(i, part) for i, part in enumerate(parts) if part.is_floating_point()])
-    return _with(batch, arrived, others)
+    return _replaced(batch, arrived, others)
 
 
-def _with(part: Any, arrived: Iterator[Tensor], others: Iterator[Tensor]) -> Any:
+def _replaced(part: Any, arrived: Iterator[Tensor], others: Iterator[Tensor]) -> Any:
+    """Each tensor by the next one of its kind. Within `sent`, a function that calls itself would be a cycle."""
     if isinstance(part, Tensor):
         return next(others if part.is_floating_point() else arrived)
-    return type(part)(*(_with(each, arrived, others) for each in part)) if hasattr(part, "_fields") else part
+    return type(part)(*(_replaced(each, arrived, others) for each in part)) if hasattr(part, "_fields") else part
