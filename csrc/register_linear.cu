@@ -11,8 +11,9 @@ namespace {
 
 constexpr int kWarps = 8;      // that multiply; one more fills the ring
 constexpr int kReaders = 32 * kWarps;
-constexpr int kAdded = 1, kRequested = 2;  // barriers: products are summed; the bias and the norm are asked for, ahead of
-                                           // weights, which they would wait behind (LOG)
+// Barriers. 1: all warps have stored their partial sums. 2: loads of the bias and the norm are issued; the filler waits
+// for it before it asks for weights, which they would wait behind (LOG).
+constexpr int kAdded = 1, kRequested = 2;
 constexpr int kEach = 2, kMostOutputs = 32 * kEach;  // outputs of a token that a lane finishes, and its warp
 // A block has 288 threads. This many, twice, leave each 80 registers: of a quarter of the multiprocessor three of its
 // warps take 7,680 of 16,384 registers, and two of attention's warps find room beside them.

@@ -1,4 +1,4 @@
-"""Captured passes that read prompts beside answers are those that are not; without a GPU, by recorded operations."""
+"""Captured passes that read prompts are those that are not; without a GPU, by recorded operations."""
 
 from __future__ import annotations
 
@@ -183,11 +183,54 @@ def test_a_warm_up_captures_passes_of_all_sizes(repeated, decoder, temperatures)
     assert engine.slots.passes._replays.captures == captures
 
 
+def batches(decoder, layout, **limits):  # noqa: F811
+    """An engine that captures, and a plain one."""
+    parts = Recipe.parse(f"pre_padding,mask_removal,memory_reuse{layout}").parts
+    ops = replace(parts.ops, attention=device_attention.attention)
+    return Engine(decoder, replace(parts, ops=ops, launch=GraphLaunch(**limits))), Engine(decoder, parts)
+
+
+@pytest.mark.parametrize("layout", ["", ",packed_prefill"])
+@pytest.mark.parametrize(("how", "hows"), [("recorded", {}), ("repeated", {"temperature": 0.9, "top_k": 9})])
+def test_a_batch_of_the_same_lengths_is_replayed(how, hows, layout, decoder, request):  # noqa: F811
+    """Its tokens are others each time, and batches of other lengths, longer ones among them, come between."""
+    request.getfixturevalue(how)
+    engine, plain = batches(decoder, layout)
+    engine.reserve(3, 40, Settings(5, **hows))  # which reads three prompts of 40
+    draw, captures = torch.Generator().manual_seed(0), []
+    for lengths in ((9, 3, 17), (9, 3, 17), (9, 3, 17), (12, 2, 3), (40, 40, 40), (9, 3, 17), (12, 2, 3), (17, 3, 9)):
+        rows = [torch.randint(61, (length,), generator=draw).tolist() for length in lengths]
+        settings = Settings(5, **hows, seed=len(captures))
+        assert engine.generate(rows, settings).tokens == plain.generate(rows, settings).tokens
+        captures.append(engine.slots.passes._replays.captures)
+    assert captures == [0, 1, 1, 1, 2, 2, 3, 3]
+
+
+def test_graphs_that_read_where_nothing_is_any_more_are_captured_again(recorded, decoder):  # noqa: F811
+    engine, plain = batches(decoder, ",packed_prefill")
+    engine.reserve(1, 4, Settings(5))
+    for expected in (0, 1, 2, 2):
+        if expected == 2:
+            engine.staging.hold(100_000)  # as a larger pass does
+        assert engine.generate([[1, 2, 3, expected]]).tokens == plain.generate([[1, 2, 3, expected]]).tokens
+        assert engine.slots.passes._replays.captures == expected
+
+
+def test_a_large_batch_runs_as_it_is(recorded, decoder):  # noqa: F811
+    engine, plain = batches(decoder, "", tokens=8)
+    for rows in ([[1] * 5, [2] * 4], [[1] * 4, [2] * 4]):
+        for _ in range(2):
+            assert engine.generate(rows, Settings(4)).tokens == plain.generate(rows, Settings(4)).tokens
+        replays = engine.slots.passes._replays
+        assert (replays is None) == (len(rows[0]) == 5)
+    assert replays.captures == 1
+
+
 def test_attention_that_asks_the_host_is_not_captured(decoder):  # noqa: F811
     parts = replace(Recipe.parse(recipe("static")).parts, launch=GraphLaunch())
     engine = Engine(decoder, parts)
     engine.reserve(3, 40, Settings(2))
-    assert engine.slots.passes.most_captured == 0 and engine.parts.captures_joins is None
+    assert engine.slots.passes.most_captured == 0 and engine.parts.captures_prompts is None
 
 
 def test_dummy_tokens_are_pads_where_nobody_looks():

@@ -25,7 +25,7 @@ __device__ inline void barrier(int id, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
 }
 
-// The part in it of those that others wait for, and that need not wait themselves.
+// Arrives at it without waiting, by whole warps; `num_threads` counts those that arrive and those that wait.
 __device__ inline void arrive_at_barrier(int id, int num_threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
 }

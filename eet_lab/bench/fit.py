@@ -74,7 +74,7 @@ def forecast_compare(model: Model, lengths: Sequence[int], recipe: Recipe, setti
     return CompareForecast(
         engine_bytes=sum(weights.values()) + sum(sum(peak) - peak.growth for peak in (before, after)),
         check_bytes=check,
-        workspace_bytes=workspace_bytes(model.decoder.device),
+        workspace_bytes=workspace_bytes(model.decoder.device, recipe.parts.captures_prompts is not None),
     )
 
 
@@ -209,7 +209,8 @@ def check_fit(
         raise OutOfMemory(f"{workload} cannot be timed. {' '.join(remarks)}")
     weights = num_bytes([t for each in (baseline, *fitting) for t in tensors(each.engine.model)])
     check = parity_bytes(outline, workload.lengths, settings)
-    needed = weights + workspace_bytes(there) + benchmark_peak(baseline, fitting, check)
+    captures = any(each.recipe.parts.captures_prompts for each in fitting)
+    needed = weights + workspace_bytes(there, captures) + benchmark_peak(baseline, fitting, check)
     free += _held_bytes(model, [each.recipe for each in fitting])
     if needed > free:
         names = ", ".join(str(each.recipe) for each in fitting) or "its baseline"

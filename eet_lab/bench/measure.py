@@ -98,7 +98,7 @@ class Subject:
         start = time.perf_counter()
         self.engine.prepare(progress, self._cancel)
         before = allocated_afresh(self._model.device)
-        for _ in range(1 if self.engine.parts.captures_joins is None else 2):
+        for _ in range(1 if self.engine.parts.captures_prompts is None else 2):
             warm_up = self._generate()
         if not self._memory:
             self._prepare_s = time.perf_counter() - start

@@ -16,6 +16,7 @@ import torch
 
 from eet_lab.engine.engine import Engine
 from eet_lab.memory import DriverCalls, Plan, one_after_the_other
+from eet_lab.parts import launch
 from eet_lab.parts.kv_cache import KVCache
 from eet_lab.words import counted, sized
 
@@ -87,7 +88,10 @@ def _cublas_bytes(thread: int) -> int:
     square = torch.ones(64, 64, device="cuda", dtype=torch.float16)
     torch.mm(square, square)
     del square
-    return torch.cuda.memory_allocated() - before
+    taken = torch.cuda.memory_allocated() - before
+    with launch.capturing():  # its stream has workspaces of its own
+        pass
+    return taken
 
 
 def memory_of(engine: Engine, device: str, before: int) -> dict[str, int]:

@@ -32,9 +32,9 @@ LIBRARY_BYTES = 32 * 2**20
 """What cuBLAS keeps on a large GPU once it has multiplied anything."""
 
 
-def workspace_bytes(device: torch.device) -> int:
-    """What libraries keep for themselves on that device."""
-    return 0 if device.type == "cpu" else LIBRARY_BYTES
+def workspace_bytes(device: torch.device, captures: bool = False) -> int:
+    """What libraries keep for themselves on that device; where prompts are read in captured passes, for those too."""
+    return 0 if device.type == "cpu" else LIBRARY_BYTES * (1 + captures)
 
 
 def check_keys(num_rows: int, num_columns: int, model: Decoder) -> None:

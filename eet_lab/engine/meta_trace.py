@@ -96,7 +96,7 @@ class MetaTracer:
         def traced_pass(name: str) -> TracedPass:
             run = partial(self._trace, B, *sizes[name], padded, name == "decode", choice)
             key = name, B, *sizes[name], padded, choice, *self._key()
-            is_captured = name == "decode" or self._parts.captures_joins is not None
+            is_captured = name == "decode" or self._parts.captures_prompts is not None
             return TracedPass(key, partial(run, None), partial(run, self._telling), repeated=is_captured)
 
         return {name: traced_pass(name) for name in sizes}

@@ -16,7 +16,7 @@ from eet_lab.engine.meta_trace import RequestShape, pass_name
 from eet_lab.engine.token_buffer import SlotTable, num_numbers_of_changes
 from eet_lab.ops.types import Batch, Choice, Keys
 from eet_lab.parts.batches import batch_of, decode_batch
-from eet_lab.parts.buckets import mixed, rounded_up
+from eet_lab.parts.buckets import by_host, mixed, rounded_up
 from eet_lab.parts.steps import Replays
 from eet_lab.progress import Cancel
 from eet_lab.scheduling import Row, Schedule
@@ -32,7 +32,7 @@ largest one. And the least that a pass computes on a GPU.
 Spans = tuple[tuple[int, int], ...]
 
 
-class _Join(NamedTuple):
+class _Read(NamedTuple):
     """A pass that reads prompts, as a graph has it, and what chooses its tokens."""
 
     batch: Batch
@@ -125,7 +125,7 @@ class SlotPasses:
         self._run("decode", batch)
 
     def read_prompts(self, rows: Sequence[Row], changes: Sequence[Tensor], cancel: Cancel | None) -> None:
-        """A pass that is no decode step: replayed where requests join, if it is small enough and attention allows it.
+        """A pass that is no decode step: replayed, if it is small enough and attention allows it.
 
         `cancel` ends one that is not, between two ops.
         """
@@ -147,7 +147,7 @@ class SlotPasses:
     @cached_property
     def most_captured(self) -> int:
         """The most tokens of a pass that is captured though it is no decode step; 0: none is."""
-        launch = self._engine.parts.captures_joins
+        launch = self._engine.parts.captures_prompts
         return launch.tokens if launch is not None else 0
 
     def _change(self, changes: Sequence[Tensor]) -> None:
@@ -155,18 +155,27 @@ class SlotPasses:
             self.table.change(self._engine.staging.receive(changes))
 
     def _replay(self, batch: Batch) -> None:
-        """Run a pass by the graph of its sizes; of each the first runs as it is, and the second is captured."""
-        if self._replays is None:
-            launch, device = self._engine.parts.captures_joins, self._engine.model.device
-            assert launch is not None
-            self._replays = Replays(self._captured, device, launch.graphs, shown=lambda given: given, frees_first=False)
-        self._replays(_Join(mixed(batch, self.capacity), self._choice, self._tells_logprobs))
+        """Run a pass by the graph of its sizes; of each the first runs as it is, and the second is captured.
 
-    def _captured(self, join: _Join) -> Tensor:
+        Where requests join, few sizes serve all passes. A batch begins with one alone, whose graph serves prompts of
+        the very same lengths: it computes nothing that the pass would not.
+        """
+        if self._replays is None:
+            launch, device = self._engine.parts.captures_prompts, self._engine.model.device
+            assert launch is not None
+            self._replays = Replays(
+                self._captured, device, launch.graphs,
+                shown=lambda given: given, frees_first=False, staging=self._engine.staging,
+            )  # fmt: skip
+        given = by_host(batch) if self.is_batch else mixed(batch, self.capacity)
+        self._replays(_Read(given, self._choice, self._tells_logprobs))
+
+    def _captured(self, read: _Read) -> Tensor:
         """Such a pass, on the device: whatever it reads, the token buffer has it."""
-        batch = join.batch
+        batch = read.batch
         ids = self.table.buffer.tokens[batch.rows, batch.columns]
-        return self._run("prefill", batch._replace(ids=ids, keys=self._next.keys))
+        keys = self._next.keys._replace(spans=batch.keys.spans)
+        return self._run("prefill", batch._replace(ids=ids, keys=keys))
 
     def _run(self, name: str, batch: Batch) -> Tensor:
         engine = self._engine

@@ -28,8 +28,8 @@ class GraphLaunch:
     """Capture a step once for each bucket of columns, then replay it: one launch a token.
 
     The replayed step reads its column from the device, so one graph serves every column of its bucket. Other passes of
-    at most so many `tokens` are captured by their sizes, an encoder's (`buckets.Size`) and those that read prompts
-    where requests join (`buckets.mixed`); `graphs` of them are kept.
+    at most so many `tokens` are captured, an encoder's (`buckets.Size`) and those that read prompts: by their sizes
+    where requests join (`buckets.mixed`), else for rows of the very same lengths; `graphs` of them are kept.
     """
 
     is_captured: ClassVar[bool] = True
@@ -97,9 +97,29 @@ def capturing() -> Iterator[None]:
     stream.wait_stream(current)
     try:
         with torch.cuda.stream(stream):
+            _hold_workspaces(stream.device_index)
             yield
     finally:
         current.wait_stream(stream)
+
+
+def _hold_workspaces(device_index: int) -> None:
+    """Let cuBLAS have its workspaces for captures in memory that is kept for good, and that nothing else gets.
+
+    Graphs hold their addresses. But PyTorch frees all workspaces when a compiler asks for it, and those of a stream
+    when any graph ends that was captured on it (pytorch/pytorch#193402).
+    """
+    pool, square, row, out = _of_workspaces(device_index)
+    with torch.inference_mode(), torch.cuda.use_mem_pool(pool):
+        torch.mm(square, square, out=out)
+        torch.addmm(row, square, square, out=out)  # cuBLASLt's
+
+
+@cache
+def _of_workspaces(device_index: int) -> tuple[Any, ...]:
+    """Their pool, and small matrices to multiply."""
+    zeros = partial(torch.zeros, dtype=torch.float16, device=torch.device("cuda", device_index))
+    return torch.cuda.MemPool(), zeros(16, 16), zeros(16), zeros(16, 16)
 
 
 @cache

@@ -130,9 +130,9 @@ class Parts:
         return fits.has_rows_on_device(getattr(self.ops, getattr(self.attend, "op", ""), None))
 
     @property
-    def captures_joins(self) -> p.CapturesPasses | None:
-        """The launch part, where it captures passes that read prompts, too: requests join, and attention allows it."""
-        return self.captures_passes if self.schedule.max_rows is not None and self.has_rows_on_device else None
+    def captures_prompts(self) -> p.CapturesPasses | None:
+        """The launch part, where it captures passes that read prompts, too: attention reads rows on the device."""
+        return self.captures_passes if self.has_rows_on_device else None
 
     @property
     def num_warm_ups(self) -> int:

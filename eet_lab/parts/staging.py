@@ -60,6 +60,11 @@ class Staging:
         return self._data.device
 
     @property
+    def address(self) -> int:
+        """Where the numbers lie: another place once it has grown."""
+        return self._data.data_ptr()
+
+    @property
     def held_bytes(self) -> int:
         return sum(part.nbytes for part in (self._data, *self._others.values()))
 

@@ -72,11 +72,12 @@ class CapturedSteps:
 
 @dataclass
 class _Kept:
-    """Work of one kind: what it reads, in memory of its own; and its graph with the result, once it is captured."""
+    """Work of one kind: what it reads, and where; and its graph with the result, once it is captured."""
 
     staging: Staging
     is_warm: bool = False
     graph: Any = None
+    address: int = 0  # where the graph reads
     result: Tensor | None = None
     graph_bytes: int = 0  # what its capture has allocated
 
@@ -94,13 +95,15 @@ class Replays:
         *,
         shown: Callable[[Any], Any] | None = None,
         frees_first: bool = True,
+        staging: Staging | None = None,
     ) -> None:
         """`shown` is what a graph gets to see of what is given; None: the host's lengths, only if all are the same.
 
-        `frees_first`: before a capture what else was used goes back to the device, which takes some time.
+        `frees_first`: before a capture what else was used goes back to the device, which takes some time. `staging` is
+        where work of all kinds reads, which may serve others, too; None: each kind has memory of its own.
         """
         self._work, self._device, self._most = work, device, most
-        self._shown, self._frees_first = shown or _by_device, frees_first
+        self._shown, self._frees_first, self._staging = shown or _by_device, frees_first, staging
         self._kept: dict[Hashable, _Kept] = {}  # the one that was used last is the last
         self._pool: Any = None
         self.captures = 0
@@ -111,13 +114,13 @@ class Replays:
 
     def _launched(self, given: Any) -> Tensor:
         kind = _kind(given)
-        kept = self._kept.pop(kind, None) or _Kept(Staging(self._device))
+        kept = self._kept.pop(kind, None) or _Kept(self._staging or Staging(self._device))
         arrived = sent(given, kept.staging)
         if not kept.is_warm:
             with launch.capturing():
                 result, kept.is_warm = self._work(arrived), True
         else:
-            if kept.graph is None:
+            if kept.graph is None or kept.address != kept.staging.address:
                 self._capture(kept, arrived)
             kept.graph.replay()
             assert kept.result is not None
@@ -138,8 +141,9 @@ class Replays:
 
     @property
     def held_bytes(self) -> int:
-        """What captures have allocated, as long as their graphs are kept, and the memory of what they read."""
-        return sum(kept.graph_bytes + kept.staging.held_bytes for kept in [*self._kept.values()])
+        """What captures have allocated, as long as their graphs are kept, and the memory that they alone read."""
+        own = 0 if self._staging else 1
+        return sum(kept.graph_bytes + own * kept.staging.held_bytes for kept in [*self._kept.values()])
 
     def close(self) -> None:
         """Give graphs back, and their memory."""
@@ -156,7 +160,7 @@ class Replays:
             kept.result = self._work(arrived)
 
         before = torch.cuda.memory_allocated()
-        kept.graph = launch.capture(work, self._pool)
+        kept.graph, kept.address = launch.capture(work, self._pool), kept.staging.address
         kept.graph_bytes = max(torch.cuda.memory_allocated() - before, 0)
         self.captures += 1
 

@@ -31,11 +31,13 @@ class CudaGraphs(Technique):
     second; graphs share one memory, which the largest pass decides. Larger passes run as they are: the GPU takes longer
     for them than Python to launch. Images are not captured.
 
-    Where requests join (`continuous_batching`), passes that read prompts are captured in the same way, by how many
-    tokens they have: the host is free for the next one after a single launch, however many layers there are.
+    Passes that read prompts are captured in the same way, if attention reads lengths on the device. Where requests join
+    (`continuous_batching`), one graph serves all of a size. A batch that begins together has a graph for prompts of the
+    very same lengths, so that no token is added: its first token is sooner from the third such batch on.
 
     Expect the time per token to fall to the sum of the kernels' own times, and encoders to serve few texts at a time in
-    a fraction of it. Small models gain most.
+    a fraction of it; the time to the first token falls where the GPU needs less for the prompts than Python for its
+    launches. Small models gain most.
 
     Source: CUDA graphs for decoding as in gpt-fast and vLLM; buckets of sizes as in TensorRT's optimization profiles.
     """
@@ -57,7 +59,7 @@ class CudaGraphs(Technique):
     )
     tokens: int = knob(
         GraphLaunch.tokens,
-        "Passes of at most so many tokens are captured: an encoder's, and those that read prompts where requests join.",
+        "Passes of at most so many tokens are captured: an encoder's, and those that read prompts.",
         label="Captured passes",
         unit="tokens",
         low=1,

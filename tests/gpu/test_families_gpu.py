@@ -66,6 +66,19 @@ def test_it_computes_what_the_baseline_computes(models, name, dtype, recipe):
     assert found.verdict != "different", found.explanation
 
 
+@pytest.mark.parametrize("recipe", ["all", "all,-packed_prefill", "all,memory_reuse:kv=paged"])
+@pytest.mark.parametrize("name", MODELS)
+def test_prompts_whose_pass_is_replayed_get_the_tokens_of_one_that_is_launched(models, name, recipe):
+    model = load(models[name], device="cuda", dtype="float16")
+    parts = as_recipe(recipe, model.device, model.config).parts
+    engine, others = Engine(model.decoder, parts), [[*map(sum, zip(row, row[::-1], strict=True))] for row in prompts()]
+    others = [[token % model.config.vocab_size for token in row] for row in others]
+    for rows in (prompts(), prompts(), others, prompts()):
+        want = Engine(model.decoder, parts).generate(rows, Settings(20)).tokens
+        assert engine.generate(rows, Settings(20)).tokens == want
+    assert engine.slots.passes._replays.captures == 1
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_in_fp32_tokens_are_those_of_the_cpu(models, name):
     cpu, gpu = (load(models[name], device=device, dtype="float32") for device in ("cpu", "cuda"))
