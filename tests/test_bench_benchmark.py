@@ -16,6 +16,7 @@ from counted import Counted
 
 from eet_lab import models
 from eet_lab.bench import Workload, benchmark, fit, peers
+from eet_lab.bench.benchmark import RecipeProvider
 from eet_lab.bench.cost import streaming_gb_per_s
 from eet_lab.bench.parity import ParityCheck, reference_logits
 from eet_lab.bench.rows import distinct
@@ -23,6 +24,7 @@ from eet_lab.cli import main
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, OutOfMemory, PromptError
+from eet_lab.memory import live_bytes
 from eet_lab.models import load
 from eet_lab.models.decoder import mapped, num_bytes, tensors
 from eet_lab.ops import reference
@@ -189,6 +191,18 @@ def test_parts_without_a_hash_are_timed_and_counted(tiny):
     )
     assert row.launches_per_token == plain.launches_per_token > 0
     assert not [remark for remark in remarks if "counted" in remark]
+
+
+def test_the_lower_bound_is_that_of_what_was_timed(tiny, monkeypatch):
+    """Launches are counted in a run of other lengths."""
+
+    def counted(provider):
+        provider.subject.engine.generate([[1]], Settings(2))
+
+    monkeypatch.setattr(RecipeProvider, "_launches", counted)
+    [row], _ = benchmark(tiny, "tiny/b3/p20/n4", [FAST], repeats=1)
+    passes = Engine(tiny.decoder, Recipe.parse(FAST).parts).lifetimes([[1] * 20] * 3, Settings(4)).values()
+    assert row.lower_bound_bytes == max(max(live_bytes(each)) for each in passes)
 
 
 def test_calls_that_cannot_be_counted_lose_no_row(tiny):

@@ -167,7 +167,7 @@ class RecipeProvider:
         return self.subject.run()
 
     def figures(self, runs: Sequence[TimedRun]) -> dict[str, Any]:
-        m, same = self.subject.measurement(runs), self._parity
+        m, same, plans = self.subject.measurement(runs), self._parity, self.subject.engine.plans()
         assert m.cost is not None and same is not None
         launches, extra_ms = self._launches(), expansion_ms(self.subject.engine.model)
         self.warnings = m.warnings
@@ -186,7 +186,7 @@ class RecipeProvider:
             "total_ms": m.total_ms,
             "peak_bytes": m.memory["peak"],
             "activation_bytes": m.memory["activations"],
-            "lower_bound_bytes": max(plan.lower_bound_bytes for plan in self.subject.engine.plans().values()),
+            "lower_bound_bytes": max(plan.lower_bound_bytes for plan in plans.values()),
             "equality": equality(same),
             "same_tokens": same.same_tokens,
             **costs(m.cost, launches, self._model.device, extra_ms),

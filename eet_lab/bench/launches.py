@@ -145,7 +145,8 @@ def launches_per_token(engine: Engine, num_rows: int) -> StepLaunches | None:
 
 
 def _counted(engine: Engine, rows: list[list[int]], settings: Settings) -> StepLaunches:
-    engine.generate(rows, settings)  # allocate and capture
+    for _ in range(engine.parts.num_warm_ups):  # allocate, and capture
+        engine.generate(rows, settings)
     with counting("cuda") as counter:
         counter.start()
         engine.generate(rows, settings)

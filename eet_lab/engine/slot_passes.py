@@ -16,7 +16,7 @@ from eet_lab.engine.meta_trace import RequestShape, pass_name
 from eet_lab.engine.token_buffer import SlotTable, num_numbers_of_changes
 from eet_lab.ops.types import Batch, Choice, Keys
 from eet_lab.parts.batches import batch_of, decode_batch
-from eet_lab.parts.buckets import by_host, mixed, rounded_up
+from eet_lab.parts.buckets import mixed, rounded_up
 from eet_lab.parts.steps import Replays
 from eet_lab.progress import Cancel
 from eet_lab.scheduling import Row, Schedule
@@ -167,13 +167,13 @@ class SlotPasses:
                 self._captured, device, launch.graphs,
                 shown=lambda given: given, frees_first=False, staging=self._engine.staging,
             )  # fmt: skip
-        given = by_host(batch) if self.is_batch else mixed(batch, self.capacity)
+        given = batch if self.is_batch else mixed(batch, self.capacity)
         self._replays(_Read(given, self._choice, self._tells_logprobs))
 
     def _captured(self, read: _Read) -> Tensor:
-        """Such a pass, on the device: whatever it reads, the token buffer has it."""
+        """Such a pass, on the device: where requests join, the token buffer has what it reads."""
         batch = read.batch
-        ids = self.table.buffer.tokens[batch.rows, batch.columns]
+        ids = batch.ids if self.is_batch else self.table.buffer.tokens[batch.rows, batch.columns]
         keys = self._next.keys._replace(spans=batch.keys.spans)
         return self._run("prefill", batch._replace(ids=ids, keys=keys))
 

@@ -95,14 +95,6 @@ def by_device(read: Pass, packed: bool) -> Pass:
     return read._replace(batch=batch._replace(keys=batch.keys._replace(spans=None, padded=not packed), spans=None))
 
 
-def by_host(batch: Batch) -> Batch:
-    """A pass that reads prompts, on the CPU, as a graph for these very rows has it. Ids and keys are left out: the
-    device has them.
-    """
-    none = batch.ids[:0]
-    return batch._replace(ids=none, keys=batch.keys._replace(begin=none))
-
-
 def mixed(batch: Batch, capacity: int) -> Batch:
     """A pass of requests that join slots of `capacity` columns, on the CPU, as a graph has it: the host knows no row.
 

@@ -16,6 +16,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import OutOfMemory
 from eet_lab.models import weights
 from eet_lab.models.config import Config
+from eet_lab.parts import launch
 from eet_lab.parts.kv_cache import StaticKV
 from eet_lab.technique import Recipe, names_in_all
 
@@ -99,20 +100,19 @@ def test_one_capture_for_each_bucket_and_none_later(fp16):
 
 
 def test_graphs_outlive_the_workspaces_of_cublas():
-    """PyTorch frees them for a compiler, and when some graph ends. What has that memory then keeps its numbers."""
-    wide, parts, prompts = decoder(torch.float16, 256), Recipe.parse("all", "cuda").parts, batch(5, 30, 70)
-    engine, other = Engine(wide, parts), Engine(wide, parts)
-    [want] = {engine.generate(prompts, Settings(16)).tokens for _ in range(3)}
+    """PyTorch frees them for a compiler, and when some graph ends. Whoever has that memory then keeps its numbers."""
+    x, weight = (torch.randn(size, device="cuda", dtype=torch.float16) for size in ((128, 16384), (16384, 128)))
+    out = torch.empty(128, 128, device="cuda", dtype=torch.float16)
+    with launch.capturing():
+        want = torch.mm(x, weight, out=out).clone()  # in parts, whose sums lie in the workspace
+    graph = launch.capture(lambda: torch.mm(x, weight, out=out))
+    torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
-    others = [torch.ones(2**21, dtype=torch.int64, device="cuda") for _ in range(64)]
-    assert engine.generate(prompts, Settings(16)).tokens == want
-    assert all(part.eq(1).all() for part in others)
-    for _ in range(3):
-        other.generate(prompts[:3], Settings(16))
-    other.close()
-    torch.cuda.empty_cache()
-    assert engine.generate(prompts, Settings(16)).tokens == want
+    others = [torch.ones(2**power, dtype=torch.int64, device="cuda") for power in (20, 21, 22) for _ in range(24)]
+    out.zero_()
+    graph.replay()
+    assert out.equal(want) and all(part.eq(1).all() for part in others)
 
 
 def test_dead_slots_graphs_do_not_end_a_capture(fp16):
