@@ -54,7 +54,7 @@ installed:
 chromium:
 	@$(FIND_PYTHON) && "$$python" tools/chromium.py
 
-# What tests read of kernels' machine code takes a core a minute and a half: the one that pip has no use for.
+# The machine code of changed kernels, which a test reads: a core takes a minute and a half, the one that pip has no use for.
 compiled:
 	@$(FIND_PYTHON) && PYTHONPATH="$$PWD" nice -n 19 "$$python" tests/machine_code.py
 

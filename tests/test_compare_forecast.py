@@ -23,7 +23,7 @@ def one_batch_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "lengths", "num_new", "above"),
     [
-        ("pre_padding,mask_removal,memory_reuse,packed_prefill", [30, 7], 40, 1.02),
+        ("pre_padding,mask_removal,memory_reuse,packed_prefill", [30, 7], 16, 1.02),
         ("memory_reuse:kv=paged", [40] * 4, 12, 1.02),
         ("pre_padding", [100] * 3, 4, 1.3),  # what stays of fresh tensors is overrated
         ("int8_weights", [20, 9], 4, 1.3),

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import os
 import shutil
-import tempfile
 import threading
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from machine_code import MACHINE_CODE
+from machine_code import CHECKED, MACHINE_CODE, unchecked, write_down
 from test_native import needs_nvcc
 
 from eet_lab.errors import KernelBuildError
 from eet_lab.ops import native
-from eet_lab.ops.native import toolchain
-from eet_lab.ops.native.build import FLAGS, source
+from eet_lab.ops.native.build import source
 from eet_lab.ops.native.launchers import signatures
 from eet_lab.paths import csrc_dir
 
-COMPILED = Path(__file__).with_name("compiled_without_spills.txt")
 HALF = "    case kFloat16: return launch(__half());\n"
 WIDE = """
 #include <cuda_runtime.h>
@@ -56,7 +49,7 @@ def test_every_source_has_its_launchers():
 def test_every_source_compiles_without_spills(arch, tmp_path, monkeypatch):
     """For an A100 without float16, in half of the time: its kernels take at most two more registers than bfloat16's.
 
-    The same text gives the same machine code: what `COMPILED` has is left out, and what compiles is written down there.
+    What `CHECKED` has is left out, and what compiles is written down there.
     """
     folder = csrc_dir()
     if arch == "80":
@@ -66,40 +59,10 @@ def test_every_source_compiles_without_spills(arch, tmp_path, monkeypatch):
         launch.write_text(whole.replace(HALF, ""))
         assert launch.read_text() != whole
         monkeypatch.setenv("NVCC_PREPEND_FLAGS", f"-I{folder}")  # its headers, before those that all builds look at
-    now = {name: f"{arch} {name} {digest}" for name, digest in digests(folder).items()}
-    known = COMPILED.read_text().splitlines()
-    new = [name for name in now if now[name] not in known]
+    now, new = unchecked(arch, native.all_names(), folder)
     native.build([folder / f"{name}.cu" for name in new], arch=arch, extra_flags=MACHINE_CODE)
     if new:
-        write_down(COMPILED, arch, now.values())
-
-
-def write_down(file: Path, arch: str, lines: Iterable[str]) -> None:
-    """These are all lines of this architecture; those of others stay, also where another process writes them now."""
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        others = [line for line in file.read_text().splitlines() if not line.startswith(f"{arch} ")]
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as whole:
-            whole.write("".join(f"{line}\n" for line in sorted([*others, *lines])))
-        os.chmod(whole.name, file.stat().st_mode)
-        os.replace(whole.name, file)  # whoever reads it meanwhile finds the one or the other
-    finally:
-        os.close(folder)
-
-
-def digests(folder: Path) -> dict[str, str]:
-    """Of each source a hash of all that its machine code depends on. Any header may be one of it."""
-    compiler = toolchain.nvcc_version(toolchain.find_nvcc()), FLAGS, MACHINE_CODE
-    common = hashlib.sha256(repr(compiler).encode())
-    for file in sorted(folder.rglob("*.cuh"), key=lambda file: str(file.relative_to(folder))):
-        common.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes())
-    found = {}
-    for name in native.all_names():
-        whole = common.copy()
-        whole.update(folder.joinpath(f"{name}.cu").read_bytes())
-        found[name] = whole.hexdigest()
-    return found
+        write_down(CHECKED, arch, now)
 
 
 @needs_nvcc
