@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from threading import Event
 from types import SimpleNamespace
 
 import device_attention
@@ -29,6 +30,7 @@ from eet_lab.models import weights
 from eet_lab.models.config import Config
 from eet_lab.monitor import open_source
 from eet_lab.ops import native
+from eet_lab.ops.fits import reads_rows_on_device
 from eet_lab.parts import Ops, launch
 from eet_lab.parts.batches import make_batch
 from eet_lab.parts.buckets import QUERIES, mixed
@@ -183,10 +185,10 @@ def test_a_warm_up_captures_passes_of_all_sizes(repeated, decoder, temperatures)
     assert engine.slots.passes._replays.captures == captures
 
 
-def batches(decoder, layout, **limits):  # noqa: F811
+def batches(decoder, layout, attention=device_attention.attention, **limits):  # noqa: F811
     """An engine that captures, and a plain one."""
     parts = Recipe.parse(f"pre_padding,mask_removal,memory_reuse{layout}").parts
-    ops = replace(parts.ops, attention=device_attention.attention)
+    ops = replace(parts.ops, attention=attention)
     return Engine(decoder, replace(parts, ops=ops, launch=GraphLaunch(**limits))), Engine(decoder, parts)
 
 
@@ -214,6 +216,28 @@ def test_graphs_that_read_where_nothing_is_any_more_are_captured_again(recorded,
             engine.staging.hold(100_000)  # as a larger pass does
         assert engine.generate([[1, 2, 3, expected]]).tokens == plain.generate([[1, 2, 3, expected]]).tokens
         assert engine.slots.passes._replays.captures == expected
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_pass_that_is_no_replay_is_stopped_between_two_ops(recorded, decoder, before):  # noqa: F811
+    """The first one, which runs as it is, and the second one, in mid-capture."""
+    cancel, rows, stops = Event(), [[1, 2, 3], [4, 5]], False
+
+    @reads_rows_on_device
+    def attention(*given, **how):
+        if stops:
+            cancel.set()
+        return device_attention.attention(*given, **how)
+
+    engine, plain = batches(decoder, ",packed_prefill", attention)
+    for _ in range(before):
+        engine.generate(rows, Settings(4))
+    stops = True
+    run = engine.generate(rows, Settings(4), cancel=cancel)
+    assert run.cancelled and run.tokens == ((), ())
+    stops = False
+    for _ in range(3):
+        assert engine.generate(rows, Settings(4)).tokens == plain.generate(rows, Settings(4)).tokens
 
 
 def test_a_large_batch_runs_as_it_is(recorded, decoder):  # noqa: F811

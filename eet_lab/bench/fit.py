@@ -74,7 +74,7 @@ def forecast_compare(model: Model, lengths: Sequence[int], recipe: Recipe, setti
     return CompareForecast(
         engine_bytes=sum(weights.values()) + sum(sum(peak) - peak.growth for peak in (before, after)),
         check_bytes=check,
-        workspace_bytes=workspace_bytes(model.decoder.device, recipe.parts.captures_prompts is not None),
+        workspace_bytes=workspace_bytes(model.decoder.device, recipe.parts.is_captured),
     )
 
 
@@ -209,7 +209,7 @@ def check_fit(
         raise OutOfMemory(f"{workload} cannot be timed. {' '.join(remarks)}")
     weights = num_bytes([t for each in (baseline, *fitting) for t in tensors(each.engine.model)])
     check = parity_bytes(outline, workload.lengths, settings)
-    captures = any(each.recipe.parts.captures_prompts for each in fitting)
+    captures = any(each.recipe.parts.is_captured for each in fitting)
     needed = weights + workspace_bytes(there, captures) + benchmark_peak(baseline, fitting, check)
     free += _held_bytes(model, [each.recipe for each in fitting])
     if needed > free:
@@ -241,7 +241,7 @@ def _fit_of(
     engine = Engine(outline, recipe.parts)
     forecaster = Forecaster(engine.tracer, engine.parts, settings)
     peak = forecaster.peak(lengths)
-    if engine.model.weight_bytes + workspace_bytes(device) + sum(peak) > free:
+    if engine.model.weight_bytes + workspace_bytes(device, recipe.parts.is_captured) + sum(peak) > free:
         return forecaster.forecast(lengths, device, free)
     changed = bool(recipe.parts.weights)
     return RecipeFit(recipe, engine, peak, parity_bytes(engine.model, lengths, settings).precise if changed else 0)

@@ -92,13 +92,13 @@ class Subject:
     def prepare(self, progress: Progress | None = None) -> tuple[tuple[int, ...], ...]:
         """Build kernels, allocate, capture and warm up in a first run; count the memory that this takes.
 
-        Where passes that read prompts are captured too, it takes a second run. Returns the tokens, for the check that
-        stands before any timing. What is prepared once more, after it was closed, keeps what was counted.
+        Where passes are captured, it takes a second run. Returns the tokens, for the check that stands before any
+        timing. What is prepared once more, after it was closed, keeps what was counted.
         """
         start = time.perf_counter()
         self.engine.prepare(progress, self._cancel)
         before = allocated_afresh(self._model.device)
-        for _ in range(1 if self.engine.parts.captures_prompts is None else 2):
+        for _ in range(self.engine.parts.num_warm_ups):
             warm_up = self._generate()
         if not self._memory:
             self._prepare_s = time.perf_counter() - start

@@ -81,17 +81,20 @@ def allocated_afresh(device: str) -> int:
 
 
 @lru_cache
-def _cublas_bytes(thread: int) -> int:
-    """The workspace that cuBLAS makes for a thread at its first product; made now, so that no recipe is charged."""
+def _cublas_bytes(thread: int) -> tuple[int, int]:
+    """The workspaces that cuBLAS makes for a thread at its first product, and at the first one that is captured.
+
+    They are made now, so that a recipe is charged for both or for one, whichever came before it.
+    """
     torch._C._cuda_clearCublasWorkspaces()
     before = torch.cuda.memory_allocated()
     square = torch.ones(64, 64, device="cuda", dtype=torch.float16)
     torch.mm(square, square)
     del square
-    taken = torch.cuda.memory_allocated() - before
-    with launch.capturing():  # its stream has workspaces of its own
+    plain = torch.cuda.memory_allocated()
+    with launch.capturing():
         pass
-    return taken
+    return plain - before, torch.cuda.memory_allocated() - plain
 
 
 def memory_of(engine: Engine, device: str, before: int) -> dict[str, int]:
@@ -104,7 +107,7 @@ def memory_of(engine: Engine, device: str, before: int) -> dict[str, int]:
     activations, workspace = engine.activation_bytes, 0
     peak = weights + kv + growth + activations
     if device == "cuda":
-        libraries = _cublas_bytes(threading.get_ident())
+        libraries = sum(_cublas_bytes(threading.get_ident())[: 1 + engine.parts.is_captured])
         workspace = libraries + max(torch.cuda.memory_allocated() - before - kv - engine.memory.held_bytes, 0)
         peak = weights + libraries + torch.cuda.max_memory_allocated() - before
         activations = max(peak - weights - kv - growth - workspace, activations)

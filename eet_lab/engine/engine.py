@@ -88,7 +88,7 @@ class Engine(BaseEngine[Decoder]):
 
         `settings` are the same for all, or a list with those of each prompt. `on_step` is called on this thread for
         each finished step. `cancel` ends the run at the next step, or between two ops of a prefill that is not
-        captured; what was generated until then is returned. With `prefix_caching` it begins with nothing cached, so
+        replayed; what was generated until then is returned. With `prefix_caching` it begins with nothing cached, so
         that its times hold however often it runs. `forced` [B, max_new_tokens] replaces what would be chosen (teacher
         forcing), and is checked as prompts are. Errors: PromptError before any work; OutOfMemory, after which the
         memory is free again.

@@ -33,7 +33,7 @@ LIBRARY_BYTES = 32 * 2**20
 
 
 def workspace_bytes(device: torch.device, captures: bool = False) -> int:
-    """What libraries keep for themselves on that device; where prompts are read in captured passes, for those too."""
+    """What libraries keep for themselves on that device; where passes are captured, for those too."""
     return 0 if device.type == "cpu" else LIBRARY_BYTES * (1 + captures)
 
 
@@ -155,7 +155,7 @@ class Forecaster:
         """
         model, num_new = self._tracer.model, self._settings.max_new_tokens
         on_host = device.type == "meta" and free_bytes is None
-        workspace = 0 if on_host else workspace_bytes(device)
+        workspace = 0 if on_host else workspace_bytes(device, self._parts.is_captured)
         if free_bytes is None:
             free_bytes = free_bytes_of(device) + (0 if device.type == "meta" else model.weight_bytes)
         lengths = sorted(lengths, reverse=True)  # fewer rows "of this shape" are the longest: no order of theirs counts

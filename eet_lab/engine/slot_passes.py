@@ -127,20 +127,20 @@ class SlotPasses:
     def read_prompts(self, rows: Sequence[Row], changes: Sequence[Tensor], cancel: Cancel | None) -> None:
         """A pass that is no decode step: replayed, if it is small enough and attention allows it.
 
-        `cancel` ends one that is not, between two ops.
+        `cancel` ends one that is not replayed, between two ops.
         """
         engine, size = self._engine, None
         if not self.is_batch:
             size = self.pass_size(sum(row.count for row in rows))
         batch = batch_of(rows, self.num_slots, reads_pads=self.schedule.aligned, size=size)
         self._plan(batch)
-        if len(batch.rows) <= self.most_captured:
-            self._change(changes)
-            self._replay(batch)
-            return
         engine._cancel = cancel
         try:
-            self._run("prefill", self._sent(rows, batch, changes))
+            if len(batch.rows) <= self.most_captured:
+                self._change(changes)
+                self._replay(batch)
+            else:
+                self._run("prefill", self._sent(rows, batch, changes))
         finally:
             engine._cancel = None
 

@@ -116,7 +116,7 @@ class Slots:
         """One pass for all that are in flight; returns what has come to the host meanwhile.
 
         Where there is nothing to read, it waits for what is on its way. `cancel` ends a pass that is no decode step,
-        and is not captured, between two ops: Cancelled, after which these slots are of no use.
+        and is not replayed, between two ops: Cancelled, after which these slots are of no use.
         """
         rows = self.scheduler.next()
         if not rows:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from threading import RLock
 from typing import Any, ClassVar
 
 import torch
@@ -89,18 +90,23 @@ def new_pool() -> Any:
     return torch.cuda.graph_pool_handle()
 
 
+_capturing = RLock()
+"""Of the thread that captures, or runs what is captured next: another one's work would be in its graph, or end it."""
+
+
 @contextmanager
 def capturing() -> Iterator[None]:
-    """The stream of all captures, in its order with the current one."""
-    current = torch.cuda.current_stream()
-    stream = _capture_stream(current.device_index)
-    stream.wait_stream(current)
-    try:
-        with torch.cuda.stream(stream):
-            _hold_workspaces(stream.device_index)
-            yield
-    finally:
-        current.wait_stream(stream)
+    """The stream of all captures, in its order with the current one, for one thread at a time."""
+    with _capturing:
+        current = torch.cuda.current_stream()
+        stream = _capture_stream(current.device_index)
+        stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(stream):
+                _hold_workspaces(stream.device_index)
+                yield
+        finally:
+            current.wait_stream(stream)
 
 
 def _hold_workspaces(device_index: int) -> None:
@@ -109,17 +115,35 @@ def _hold_workspaces(device_index: int) -> None:
     Graphs hold their addresses. But PyTorch frees all workspaces when a compiler asks for it, and those of a stream
     when any graph ends that was captured on it (pytorch/pytorch#193402).
     """
-    pool, square, row, out = _of_workspaces(device_index)
-    with torch.inference_mode(), torch.cuda.use_mem_pool(pool):
-        torch.mm(square, square, out=out)
-        torch.addmm(row, square, square, out=out)  # cuBLASLt's
+    pool = _workspace_pool(device_index)
+    try:
+        with torch.cuda.use_mem_pool(pool):
+            _multiply(device_index)
+    except torch.OutOfMemoryError:  # PyTorch does not free what it caches for the sake of a pool
+        torch.cuda.empty_cache()
+        with torch.cuda.use_mem_pool(pool):
+            _multiply(device_index)
+    except RuntimeError:  # a version that has no such pools beside expandable segments
+        _multiply(device_index)
+
+
+@torch.inference_mode()
+def _multiply(device_index: int) -> None:
+    """The least that cuBLAS, and cuBLASLt, take a workspace for."""
+    square, row, out = _matrices(device_index)
+    torch.mm(square, square, out=out)
+    torch.addmm(row, square, square, out=out)
 
 
 @cache
-def _of_workspaces(device_index: int) -> tuple[Any, ...]:
-    """Their pool, and small matrices to multiply."""
-    zeros = partial(torch.zeros, dtype=torch.float16, device=torch.device("cuda", device_index))
-    return torch.cuda.MemPool(), zeros(16, 16), zeros(16), zeros(16, 16)
+def _matrices(device_index: int) -> list[torch.Tensor]:
+    device = torch.device("cuda", device_index)
+    return [torch.zeros(size, dtype=torch.float16, device=device) for size in ((16, 16), (16,), (16, 16))]
+
+
+@cache
+def _workspace_pool(device_index: int) -> Any:
+    return torch.cuda.MemPool()
 
 
 @cache

@@ -141,9 +141,8 @@ class Replays:
 
     @property
     def held_bytes(self) -> int:
-        """What captures have allocated, as long as their graphs are kept, and the memory that they alone read."""
-        own = 0 if self._staging else 1
-        return sum(kept.graph_bytes + own * kept.staging.held_bytes for kept in [*self._kept.values()])
+        """What captures have allocated, as long as their graphs are kept, and the memory of what they read."""
+        return sum(kept.graph_bytes + kept.staging.held_bytes for kept in [*self._kept.values()])
 
     def close(self) -> None:
         """Give graphs back, and their memory."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -105,14 +106,30 @@ def test_graphs_outlive_the_workspaces_of_cublas():
     out = torch.empty(128, 128, device="cuda", dtype=torch.float16)
     with launch.capturing():
         want = torch.mm(x, weight, out=out).clone()  # in parts, whose sums lie in the workspace
-    graph = launch.capture(lambda: torch.mm(x, weight, out=out))
+    graph, ended = (launch.capture(lambda: torch.mm(x, weight, out=out)) for _ in range(2))
     torch.cuda.synchronize()
+    del ended
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     others = [torch.ones(2**power, dtype=torch.int64, device="cuda") for power in (20, 21, 22) for _ in range(24)]
     out.zero_()
     graph.replay()
     assert out.equal(want) and all(part.eq(1).all() for part in others)
+
+
+def test_two_threads_capture_on_one_gpu(fp16):
+    parts, lists = Recipe.parse("all", "cuda").parts, [batch(3, 1, 40, seed=seed) for seed in range(8)]
+    want = [Engine(fp16, parts).generate(rows, Settings(12)).tokens for rows in lists]
+
+    def generated(order):
+        engine = Engine(fp16, parts)
+        engine.reserve(3, 40, Settings(12))
+        return [[engine.generate(lists[number], Settings(12)).tokens for _ in range(3)] for number in order]
+
+    with ThreadPoolExecutor(2) as pool:
+        orders = range(8), [7, 2, 5, 0, 3, 6, 1, 4]
+        for order, found in zip(orders, pool.map(generated, orders), strict=True):
+            assert found == [[want[number]] * 3 for number in order]
 
 
 def test_dead_slots_graphs_do_not_end_a_capture(fp16):
