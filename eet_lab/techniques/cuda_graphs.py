@@ -33,8 +33,8 @@ class CudaGraphs(Technique):
 
     Passes that read prompts are captured in the same way, if attention reads lengths on the device. Where requests join
     (`continuous_batching`), one graph serves all of a size. A batch that begins together has a graph for prompts of the
-    very same lengths, so that no token is added: its first token is sooner from the third such batch on. Graphs go
-    where a batch of other rows or columns comes, as in a KV cache of another size, unless `Engine.reserve` made room.
+    very same lengths, so that no token is added: its first token is sooner from the third such batch on. A
+    batch with another number of rows or columns drops the graphs, unless `Engine.reserve` made room for both.
 
     Expect the time per token to fall to the sum of the kernels' own times, and encoders to serve few texts at a time in
     a fraction of it; the time to the first token falls where the GPU needs less for the prompts than Python for its
