@@ -183,7 +183,7 @@ def fill_mask(
     cancel: Cancel | None = None,
     **batching: Any,
 ) -> Guesses:
-    """The likeliest words for masked places, which texts mark by the model's own word: "[MASK]", of RoBERTa "<mask>".
+    """The likeliest words for masked places, which texts mark by the tokenizer's word: "[MASK]", of RoBERTa "<mask>".
 
     Other keywords as of `encode`. A text without a masked place is a PromptError.
     """
@@ -196,8 +196,10 @@ def fill_mask(
 def as_masked(model: Model, texts: Texts, truncate: bool = False) -> list[Text]:
     """Texts that ask for their masked places. Errors: PromptError for one without; ModelError."""
     MLM.check(model.encoder.config)
-    word = FAMILIES[model.config.family].MASK
-    mask = None if model.tokenizer is None else model.tokenizer.id_of(word)
+    usual, tokenizer = FAMILIES[model.config.family].MASK, model.tokenizer
+    words = {usual, *(family.MASK for family in FAMILIES.values() if hasattr(family, "MASK"))}
+    ids = {word: None if tokenizer is None else tokenizer.id_of(word) for word in sorted(words, key=usual.__ne__)}
+    word, mask = next(((word, token) for word, token in ids.items() if token is not None), (usual, None))
     if mask is None:
         raise ModelError(
             f"{model.name} has no tokenizer with the word {word}, which stands for a masked one; load it with its own."

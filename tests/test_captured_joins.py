@@ -26,6 +26,7 @@ from eet_lab.bench.measure import Subject
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.slot_passes import SlotPasses
+from eet_lab.errors import RecipeError
 from eet_lab.models import weights
 from eet_lab.models.config import Config
 from eet_lab.monitor import open_source
@@ -248,6 +249,15 @@ def test_a_large_batch_runs_as_it_is(recorded, decoder):  # noqa: F811
         replays = engine.slots.passes._replays
         assert (replays is None) == (len(rows[0]) == 5)
     assert replays.captures == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_without_a_gpu_a_capture_is_refused(decoder):  # noqa: F811
+    engine, plain = batches(decoder, "")
+    for _ in range(2):
+        with pytest.raises(RecipeError, match="CUDA graphs need an NVIDIA GPU. Leave them out"):
+            engine.generate([[1, 2]], Settings(4))
+    assert plain.generate([[1, 2]], Settings(4)).num_tokens == 4
 
 
 def test_attention_that_asks_the_host_is_not_captured(decoder):  # noqa: F811

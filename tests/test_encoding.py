@@ -179,8 +179,8 @@ def test_a_masked_word_that_is_cut_off_is_told(with_words):
 def test_fill_mask_wants_a_mask(with_words):
     with pytest.raises(PromptError, match=r"Text 2 has no \[MASK\]; write it"):
         eet_lab.fill_mask(with_words("bert-mlm"), ["[MASK]", "w1"])
-    with pytest.raises(ModelError, match="no tokenizer with the word <mask>"):
-        eet_lab.fill_mask(with_words("roberta-mlm"), "w1")
+    with pytest.raises(PromptError, match=r"Text 1 has no \[MASK\]; write it"):
+        eet_lab.fill_mask(with_words("roberta-mlm"), "w1")  # whose tokenizer has BERT's word
     with pytest.raises(ModelError, match="no tokenizer with the word"):
         eet_lab.fill_mask(ours("bert-mlm"), [[1, 2]])
     with pytest.raises(PromptError, match="top_k is 0"):

@@ -299,7 +299,7 @@ def _set(folder, **changes):
     [
         ("gpt2-xxl", "Did you mean 'gpt2-xl'"),
         ("", "name is empty. Give one of demo, gpt2"),
-        ("./nowhere", "no model './nowhere'"),
+        ("./nowhere", "no folder './nowhere'"),
         ("openai-community/gpt2", "could not be fetched.*network"),
         (__file__, "is a file, .* Give one, or the name of a model: 'demo'"),
         (42, "takes a name, a folder or a transformers model, not int"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
+from eet_lab.errors import OutOfMemory
 from eet_lab.ops import reference
 from eet_lab.parts.kv_cache import GrowingKV, StaticKV
 from eet_lab.parts.paged_kv import HIDDEN, PagedKV, Pages
@@ -101,6 +102,13 @@ def test_a_batch_with_nan_does_not_poison_the_next_in_pages(tiny):
         engine.cache.keys.fill_(torch.nan)
         engine.cache.values.fill_(torch.nan)
     assert engine.generate([[1, 2], [3]], Settings(5)).tokens == want
+
+
+def test_more_pages_than_there_is_memory_for_are_named(tiny):
+    engine = Engine(tiny.decoder, Recipe.parse("memory_reuse:kv=paged:page=128:pages=4194304").parts)
+    with pytest.raises(OutOfMemory, match=r"^pages is 4,194,304, whose keys and values take 5\d\d GiB, but .* Ask"):
+        engine.generate([[1, 2]], Settings(5))
+    assert engine.kv_bytes == 0
 
 
 def test_what_each_cache_costs(tiny):

@@ -41,7 +41,9 @@ class UnknownModel(ModelError):
     def __init__(self, name: str, names: Sequence[str] = NAMES) -> None:
         self.name = name
         why = "The model's name is empty."
-        if name.strip():
+        if name.startswith(("./", "../", "/", "~")):
+            why = f"There is no folder {name!r}."
+        elif name.strip():
             why = f"There is no model {name!r}.{did_you_mean(name, names)}"
         where = "a folder with config.json, or a hub name such as openai-community/gpt2"
         super().__init__(f"{why} Give one of {', '.join(names)}, {where}.")
@@ -183,6 +185,7 @@ def load(
     elif str(model) == "demo":
         loaded = _from_folder(DEMO, "demo", DEMO_LABEL, "demo")
     elif config := next((each[str(model)] for each in SHAPES if str(model) in each), None):
+        _check_no_folder(str(model))
         network = weights.random_decoder(config, seed, torch.device(device), kind)
         label = f"{model} {RANDOM_LABEL}"
         loaded = Model(str(model), label, network, demo_tokenizer(config.vocab_size), "random")
@@ -211,6 +214,15 @@ def load(
     if loaded.kind != "random" and device != "meta":
         values.check_finite(placed, loaded.network)
     return replace(loaded, network=placed)
+
+
+def _check_no_folder(preset: str) -> None:
+    """ModelError where a model's folder has the name of a preset: which one is meant is not known."""
+    if Path(preset, "config.json").is_file():
+        raise ModelError(
+            f"{preset!r} is a preset with random weights, and also a folder here with a model. Write './{preset}' for "
+            "the folder. For the preset, rename the folder, or start in another one."
+        )
 
 
 def checked_dtype(dtype: str | torch.dtype | None, device: str) -> torch.dtype:

@@ -84,11 +84,11 @@ class Rope(NamedTuple):
 def read_rope(settings: Mapping[str, Any]) -> Rope:
     """Read a checkpoint's config: `rope_parameters`, or in older ones `rope_theta` and `rope_scaling`.
 
-    Errors: ModelError.
+    Where it has both, `rope_scaling` counts, as in transformers. Errors: ModelError.
     """
-    told, field = _object(settings, "rope_parameters"), "rope_parameters"
+    told, field = _object(settings, "rope_scaling"), "rope_scaling"
     if not told:
-        told, field = _object(settings, "rope_scaling"), "rope_scaling"
+        told, field = _object(settings, "rope_parameters"), "rope_parameters"
     if layers := [name for name, value in told.items() if isinstance(value, Mapping) and name not in NAMES]:
         raise ModelError(f"The {field} differ by layer ({', '.join(layers)}), which is not supported. {REMEDY}")
     kind = told.get("rope_type", told.get("type", "default"))

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from eet_lab.collector import no_collection
+from eet_lab.errors import RecipeError
 from eet_lab.memory.lifetimes import aligned
 
 Decode = Callable[[int], None]
@@ -70,9 +71,9 @@ class Graphs:
 
 def capture(work: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph:
     """The launches of some work on the current device, which are not made. Graphs of a `pool` share their memory."""
-    graph = torch.cuda.CUDAGraph()
     # The collector might destroy an earlier graph, which ends a capture with an error.
     with capturing(), no_collection():
+        graph = torch.cuda.CUDAGraph()
         # Thread-local: the threads that watch the run may ask the driver things meanwhile.
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
@@ -96,7 +97,12 @@ _capturing = RLock()
 
 @contextmanager
 def capturing() -> Iterator[None]:
-    """The stream of all captures, in its order with the current one, for one thread at a time."""
+    """The stream of all captures, in its order with the current one, for one thread at a time.
+
+    Errors: RecipeError without a GPU.
+    """
+    if not torch.cuda.is_available():
+        raise RecipeError("CUDA graphs need an NVIDIA GPU. Leave them out; `Recipe.check(device)` tells it beforehand.")
     with _capturing:
         current = torch.cuda.current_stream()
         stream = _capture_stream(current.device_index)

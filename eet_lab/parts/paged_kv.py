@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eet_lab.errors import PromptError
+from eet_lab.errors import OutOfMemory, PromptError
+from eet_lab.monitor import free_bytes_of
 from eet_lab.ops.types import KV, Batch
 from eet_lab.parts.kv_cache import KVCache
 from eet_lab.parts.staging import PAGEABLE_BYTES
 from eet_lab.scheduling import HIDDEN, PageLedger, SharedPageLedger
-from eet_lab.words import counted
+from eet_lab.words import counted, sized
 
 PAGE = 16
 """Columns of a page: what decode attention reads at a time."""
@@ -69,9 +70,18 @@ class Pages(KVCache):
         return -(-end // self.page) - pad // self.page
 
     def _hold(self, num_pages: int, num_entries: int) -> None:
-        """At least so many pages, and entries of the table, at the same addresses as before if there are enough."""
+        """At least so many pages, and entries of the table, at the same addresses as before if there are enough.
+
+        OutOfMemory for a limit of more pages than there is memory for.
+        """
         if num_pages > self.num_pages:
             self.keys = self.values = self.like.new_empty(0)  # free first
+            needed, free = num_pages * self.page * self.column_bytes, free_bytes_of(self.like.device)
+            if num_pages == self._limit and needed > free:
+                raise OutOfMemory(
+                    f"pages is {num_pages - 1:,}, whose keys and values take {sized(needed)}, but {sized(free)} are "
+                    "free. Ask for fewer pages, such as memory_reuse:kv=paged:pages=1000, or leave pages out."
+                )
             shape = (2, self.num_layers, num_pages, self.num_heads, self.page, self.head_dim)
             self.keys, self.values = self.like.new_empty(shape)
             self.generation += 1

@@ -57,10 +57,11 @@ class Scheduler:
 
     def check(self, request: Request) -> None:
         """PromptError for one that could never be served."""
-        columns, unit = self.ledger.most_columns, "pages" if isinstance(self.ledger, PageLedger) else "columns"
+        columns, is_paged = self.ledger.most_columns, isinstance(self.ledger, PageLedger)
         check_length(request, self.context, f"the model's context of {self.context:,} tokens")
         cache = f"the KV cache, which holds {columns:,} columns"
-        check_length(request, columns + 1, cache, f"give the KV cache more {unit}")
+        more = "pages (memory_reuse:pages)" if is_paged else "columns"
+        check_length(request, columns + 1, cache, f"give the KV cache more {more}")
 
     def next(self) -> list[Row]:
         """What the next pass reads: a token of each row that decodes, then as much of the prompts as fits beside them.
