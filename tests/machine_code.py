@@ -38,8 +38,6 @@ RINGS = (
     "hopper_attention",
 )
 """Kernels that leave a stage of shared memory to whoever fills it next."""
-WGMMA = ("wgmma_linear", "hopper_attention")
-"""Those that multiply by warpgroups."""
 SMALL = "append"
 """A source that two ways of assembling are compared with."""
 

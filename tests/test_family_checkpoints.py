@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from copy import deepcopy
+from pathlib import Path
 from platform import node
 
 import pytest
@@ -92,18 +93,11 @@ def test_a_folder_with_the_name_of_a_preset_is_not_passed_over(tmp_path, monkeyp
     theirs("gpt2").save_pretrained("gpt2")
     with pytest.raises(ModelError, match=r"'gpt2' is a preset .* Write './gpt2' for the folder"):
         load("gpt2", device="meta")
-    assert load("./gpt2", device="cpu").config == ours("gpt2").config
+    for folder in ("./gpt2", Path("gpt2"), tmp_path / "gpt2"):
+        assert load(folder, device="cpu").config == ours("gpt2").config
     assert load("gpt2-medium", device="meta").kind == "random"
     with pytest.raises(ModelError, match=r"There is no folder '\./gpt3'\. Give"):
         load("./gpt3", device="cpu")
-
-
-def test_what_is_quantized_already_is_refused(tmp_path):
-    theirs("llama").save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "gptq"}}))
-    with pytest.raises(ModelError, match="is quantized .*'gptq'.* int8_weights"):
-        load(tmp_path, device="cpu")
 
 
 def test_two_that_save_in_one_folder_write_the_same_whole_file(tmp_path, monkeypatch):
@@ -343,17 +337,6 @@ def test_an_index_may_name_a_file_that_is_not_there(tmp_path):
     index = {"weight_map": {"model.norm.weight": "model.safetensors", "lm_head.weight": "other.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match="names 2 files, of which these are missing: other.safetensors. Download"):
-        load(tmp_path, device="cpu")
-
-
-def test_an_index_may_name_the_wrong_file(tmp_path):
-    theirs("qwen3").save_pretrained(tmp_path, max_shard_size="20KB")
-    path = tmp_path / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    names = sorted({*index["weight_map"].values()})
-    index["weight_map"]["model.norm.weight"] = next(n for n in names if n != index["weight_map"]["model.norm.weight"])
-    path.write_text(json.dumps(index))
-    with pytest.raises(ModelError, match=r"index.json says that .*safetensors has model.norm.weight, and it has not"):
         load(tmp_path, device="cpu")
 
 

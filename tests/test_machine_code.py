@@ -17,10 +17,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from machine_code import CHECKED, SMALL, WGMMA, machine_code, unread, write_down
+from machine_code import CHECKED, SMALL, machine_code, unread, write_down
 
 from eet_lab.ops.native import toolchain
 
+WGMMA = ("wgmma_linear", "hopper_attention")
+"""Kernels that multiply by warpgroups."""
 INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,5})\*/\s+(.*?);\s+/\* 0x[0-9a-f]{16} \*/")
 CONTROL = re.compile(r"/\* (0x[0-9a-f]{16}) \*/")
 

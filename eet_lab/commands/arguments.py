@@ -31,8 +31,8 @@ def add_model(
             "--model",
             default=default,
             metavar="NAME",
-            help="demo (bundled), a preset such as gpt2-xl, llama-1b, qwen3-0.6b, opt-1.3b or bert-base (true size, "
-            "random weights), a folder in Hugging Face format, or a hub name such as openai-community/gpt2 (default: "
+            help="demo (bundled), a preset such as gpt2-xl, llama-1b, qwen3-0.6b or opt-1.3b (true size, random "
+            "weights), a folder in Hugging Face format, or a hub name such as openai-community/gpt2 (default: "
             "%(default)s)",
         )
     group.add_argument("--device", metavar="NAME", help="cuda, cuda:1 or cpu (default: the GPU where there is one)")

@@ -96,18 +96,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         )
     tensors: dict[str, Tensor] = {}
     for path in files:
-        there = _read_file(path)
-        for index in filter(Path.exists, (folder / INDEX.format(name) for name in (SAFE, PICKLED))):
-            _check_named(index, path.name, there)
-        tensors |= there
+        tensors |= _read_file(path)
     return tensors
-
-
-def _check_named(index: Path, file: str, there: Mapping[str, Tensor]) -> None:
-    """ModelError where an index says of tensors that they are in a file that has none of that name."""
-    told = [name for name, place in read_json(index)["weight_map"].items() if place == file]
-    if missing := [name for name in told if name not in there]:
-        raise ModelError(f"{index} says that {file} has {some(missing)}, and it has not. {AGAIN}")
 
 
 def _files(folder: Path, name: str, others: str) -> list[Path]:

@@ -184,11 +184,11 @@ def load(
         raise UnknownModel(str(model))
     elif str(model) == "demo":
         loaded = _from_folder(DEMO, "demo", DEMO_LABEL, "demo")
-    elif config := next((each[str(model)] for each in SHAPES if str(model) in each), None):
-        _check_no_folder(str(model))
+    elif isinstance(model, str) and (config := next((each[model] for each in SHAPES if model in each), None)):
+        _check_no_folder(model)
         network = weights.random_decoder(config, seed, torch.device(device), kind)
         label = f"{model} {RANDOM_LABEL}"
-        loaded = Model(str(model), label, network, demo_tokenizer(config.vocab_size), "random")
+        loaded = Model(model, label, network, demo_tokenizer(config.vocab_size), "random")
     elif (folder := Path(os.path.expanduser(model))).is_dir():
         loaded = _from_folder(folder, folder.resolve().name, str(folder), "folder")
     elif folder.is_file():

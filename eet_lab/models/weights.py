@@ -23,7 +23,7 @@ from eet_lab.models.values import named
 from eet_lab.models.vision import AnyEncoder
 from eet_lab.monitor import free_bytes_of
 from eet_lab.ops.oom import memory_for
-from eet_lab.words import MiB, counted, shortened, some
+from eet_lab.words import MiB, counted, some
 
 REMEDY = "Close other models, or use half precision or a smaller model."
 Network = Decoder | AnyEncoder | Seq2Seq
@@ -169,12 +169,6 @@ def _loaded(
 ) -> Loaded:
     """`generation` is what generation_config.json says, which comes first, as in transformers."""
     module = family_of(settings)
-    if isinstance(quantized := settings.get("quantization_config"), Mapping):
-        method = shortened(quantized.get("quant_method", "an unknown method"))
-        raise ModelError(
-            f"{source} is quantized (quantization_config: {method}), and such weights are not read here. Load the "
-            "model that it was made of; the technique int8_weights quantizes it."
-        )
     if module in SEQ2SEQ and state and not any("decoder" in name for name in state):
         raise ModelError(
             f"{source} has no weights of a decoder: it is the encoder of an encoder-decoder alone, which does not run "

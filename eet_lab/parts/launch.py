@@ -129,8 +129,10 @@ def _hold_workspaces(device_index: int) -> None:
         torch.cuda.empty_cache()
         with torch.cuda.use_mem_pool(pool):
             _multiply(device_index)
-    except RuntimeError:  # a version that has no such pools beside expandable segments
-        _multiply(device_index)
+    except RuntimeError as error:
+        if "expandable_segments" not in str(error):
+            raise
+        _multiply(device_index)  # this version of PyTorch has no such pools beside them
 
 
 @torch.inference_mode()

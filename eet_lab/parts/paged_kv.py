@@ -76,11 +76,11 @@ class Pages(KVCache):
         """
         if num_pages > self.num_pages:
             self.keys = self.values = self.like.new_empty(0)  # free first
-            needed, free = num_pages * self.page * self.column_bytes, free_bytes_of(self.like.device)
-            if num_pages == self._limit and needed > free:
+            needed = num_pages * self.page * self.column_bytes
+            if num_pages == self._limit and needed > (free := free_bytes_of(self.like.device)):
                 raise OutOfMemory(
                     f"pages is {num_pages - 1:,}, whose keys and values take {sized(needed)}, but {sized(free)} are "
-                    "free. Ask for fewer pages, such as memory_reuse:kv=paged:pages=1000, or leave pages out."
+                    "free. Ask for fewer (memory_reuse:pages), or leave pages out."
                 )
             shape = (2, self.num_layers, num_pages, self.num_heads, self.page, self.head_dim)
             self.keys, self.values = self.like.new_empty(shape)

@@ -141,8 +141,10 @@ class Replays:
 
     @property
     def held_bytes(self) -> int:
-        """What captures have allocated, as long as their graphs are kept, and the memory of what they read."""
-        return sum(kept.graph_bytes + kept.staging.held_bytes for kept in [*self._kept.values()])
+        """What captures have allocated, as long as their graphs are kept, and the memory of what they alone read."""
+        every, shared = [*self._kept.values()], self._staging
+        own = sum(kept.staging.held_bytes for kept in every if kept.staging is not shared)
+        return own + sum(kept.graph_bytes for kept in every)
 
     def close(self) -> None:
         """Give graphs back, and their memory."""
