@@ -179,5 +179,5 @@ def test_a_home_folder_is_found(tmp_path, monkeypatch):
         loaded = eet_lab.load(name, device="cpu")
         assert (loaded.kind, loaded.name, loaded.label) == ("folder", "model", str(tmp_path / "mine" / "model"))
     for name in ("~/not-there", "~nobody-of-that-name/model"):
-        with pytest.raises(ModelError, match=f"no model '{name}'"):
+        with pytest.raises(ModelError, match=f"no folder '{name}'"):
             eet_lab.load(name, device="cpu")

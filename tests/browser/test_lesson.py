@@ -64,8 +64,8 @@ def test_a_film_plays_in_the_page(lab: Lab, lab_server: Server, page: Any) -> No
     boxes = film.locator(".barlayer path").first.get_attribute("d")
     film.get_by_text("▶ play").click()
     page.wait_for_function(
-        "() => document.querySelector('.slider-label').textContent.startsWith('request 4, ')",
-        timeout=20_000,
+        "() => Number(/request (\\d+), /.exec(document.querySelector('.slider-label').textContent)[1]) >= 4",
+        timeout=20_000,  # a busy page may pass over any one of them
     )
     film.get_by_text("pause").click()
     page.wait_for_timeout(600)

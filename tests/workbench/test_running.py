@@ -382,7 +382,7 @@ def test_what_waits_for_a_model_that_does_not_come_is_told(tmp_path: Any) -> Non
     try:
         workbench.press("run")
         turn_until(workbench, lambda: workbench.controller.idle)
-        assert "There is no model" in errors(workbench)
+        assert "There is no folder" in errors(workbench)
     finally:
         workbench.close()
 
