@@ -100,6 +100,10 @@ class Guesses:
     run: Run
 
 
+MASKS = ("[MASK]", "<mask>")
+"""Words for a masked one: a tokenizer may be of another kind than most of the model's family."""
+
+
 @on_its_encoders_device
 def encode(
     model: Model,
@@ -197,13 +201,12 @@ def as_masked(model: Model, texts: Texts, truncate: bool = False) -> list[Text]:
     """Texts that ask for their masked places. Errors: PromptError for one without; ModelError."""
     MLM.check(model.encoder.config)
     usual, tokenizer = FAMILIES[model.config.family].MASK, model.tokenizer
-    words = {usual, *(family.MASK for family in FAMILIES.values() if hasattr(family, "MASK"))}
-    ids = {word: None if tokenizer is None else tokenizer.id_of(word) for word in sorted(words, key=usual.__ne__)}
-    word, mask = next(((word, token) for word, token in ids.items() if token is not None), (usual, None))
-    if mask is None:
+    word = next((each for each in (usual, *MASKS) if tokenizer and tokenizer.id_of(each) is not None), None)
+    if tokenizer is None or word is None:
         raise ModelError(
-            f"{model.name} has no tokenizer with the word {word}, which stands for a masked one; load it with its own."
+            f"{model.name} has no tokenizer with the word {usual}, which stands for a masked one; load it with its own."
         )
+    mask = tokenizer.id_of(word)
     read: Any = as_texts(model, texts, truncate)
     marked = [text._replace(asked=[at for at, token in enumerate(text.ids) if token == mask]) for text in read]
     if bare := [number for number, text in enumerate(marked, 1) if not text.asked]:
