@@ -24,13 +24,15 @@ def knob(
     unit: str = "",
     words: Mapping[Any, str] = MappingProxyType({}),
     when: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
+    at_least: str = "",
 ) -> Any:
     """A field of a technique that the user may turn: one of `choices`, or a number from `low` to `high`.
 
-    `label` and `unit` are what a page calls it, and `words` what it calls a choice. `when` names other knobs and their
-    values: with others this one changes nothing, and a page leaves it out.
+    `at_least` names another knob, a number that this one is never below. `label` and `unit` are what a page calls it,
+    and `words` what it calls a choice. `when` names other knobs and their values: with others this one changes nothing,
+    and a page leaves it out.
     """
-    limits = {"help": help, "choices": tuple(choices), "low": low, "high": high}
+    limits = {"help": help, "choices": tuple(choices), "low": low, "high": high, "at_least": at_least}
     told = {"label": label, "unit": unit, "words": words, "when": when}
     return field(default=default, metadata=MappingProxyType({**limits, **told}))
 
@@ -63,6 +65,13 @@ def check_knobs(technique: Any) -> None:
             fine = fits and (low is None or value >= low) and (high is None or value <= high)
         if not fine:
             raise RecipeError(f"{technique.name}:{f.name} is {value!r}, but it must be {_allowed(f)}.{hint}")
+    for f in fields(technique):
+        other = f.metadata.get("at_least")
+        if other and (value := getattr(technique, f.name)) < (least := getattr(technique, other)):
+            raise RecipeError(
+                f"{technique.name}:{f.name} is {value}, but it must be at least {other}, which is {least}. Give "
+                f"{f.name}={least} or more, or {other}={value} or less."
+            )
 
 
 def read_knobs(technique: Any, turns: Iterable[str]) -> dict[str, Any]:

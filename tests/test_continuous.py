@@ -24,7 +24,6 @@ from eet_lab.errors import EngineBusy, PromptError, RecipeError, ScheduleError
 from eet_lab.models import weights
 from eet_lab.models.config import Config
 from eet_lab.parts.paged_kv import PagedKV
-from eet_lab.scheduling import Schedule
 from eet_lab.technique import Recipe
 
 BASE = "pre_padding,mask_removal,packed_prefill"
@@ -394,7 +393,8 @@ def test_without_the_technique_nobody_joins(decoder):
     assert "continuous_batching" not in Recipe.parse("all").names
 
 
-@pytest.mark.parametrize(("name", "value"), [("chunk", 0), ("chunk", -5), ("budget", 2**40), ("max_rows", 0)])
-def test_absurd_policies_are_told(name, value):
-    with pytest.raises(ScheduleError, match=f"{name} is "):
-        Schedule(**{name: value})
+@pytest.mark.parametrize("words", ["chunk=0", "budget=-5", "budget=3:rows=4", "rows=600"])
+def test_absurd_knobs_are_told(words):
+    says = "chunk is 0, but|budget is -5, but|budget is 3, .* which is 4|Give budget=600 or more, or rows=512 or less"
+    with pytest.raises(RecipeError, match=says):
+        Recipe.parse(f"{BASE},memory_reuse,continuous_batching:{words}")

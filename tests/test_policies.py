@@ -219,6 +219,7 @@ def test_every_policy_has_a_card_that_says_what_it_ignores(kind):
         ("dynamic_program:wait_ms=-1", "wait_ms is -1"),
         ("dynamic_program:wait_ms=nan", "wait_ms is nan"),
         ("no_batching:rows=2", "has no knob 'rows'"),
+        ("continuous_batching:budget=8", "budget is 8, but it must be at least max_rows, which is 16"),
     ],
 )
 def test_words_that_are_no_policy(words, says):

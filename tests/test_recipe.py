@@ -62,8 +62,10 @@ class TestContract:
 
 def _knob_settings(technique):
     yield {}
-    for name, limits in technique().knobs.items():
-        yield from ({name: value} for value in limits["choices"] or (limits["low"], limits["high"]))
+    for name, limits in (knobs := technique().knobs).items():
+        bound = [other for other in knobs if limits["at_least"] == other or knobs[other]["at_least"] == name]
+        for value in limits["choices"] or (limits["low"], limits["high"]):
+            yield {name: value} | {other: min(value, knobs[other]["high"]) for other in bound}
 
 
 def test_of_ours_none_conflict_and_whoever_lacks_another_is_told_its_name():

@@ -53,16 +53,6 @@ def test_token_by_token_and_all_at_once_are_values_of_the_policy():
     assert planned(at_once, 1) == [[(0, 0, 3, True), (1, 0, 2, True)]]
 
 
-def test_no_more_run_than_a_step_has_tokens():
-    scheduler = scheduler_of(budget=2)
-    first, second, third = made(scheduler, (1, 3), (1, 3), (1, 3))
-    for _ in range(3):
-        rows = scheduler.next()
-        assert [row.request for row in rows] == [first, second]  # each is served in every step
-        scheduler.advance(rows)
-    assert [row.request for row in scheduler.next()] == [third]
-
-
 def test_without_joining_a_group_starts_when_none_runs():
     scheduler = scheduler_of(joins=False, max_rows=2)
     first, second, third = made(scheduler, (1, 3), (1, 1), (1, 1))
@@ -189,6 +179,12 @@ def test_a_policy_joins_or_does_not():
             Schedule(**wrong)
     with pytest.raises(ScheduleError, match="all that come together; leave out max_rows"):
         Schedule(aligned=True, max_rows=2)
+
+
+def test_a_step_has_a_token_for_each_row():
+    assert Schedule(budget=4, max_rows=4).most_tokens(100) == 4
+    with pytest.raises(ScheduleError, match="budget is 3, but it must be at least max_rows, which is 4: .* fewer rows"):
+        Schedule(budget=3, max_rows=4)
 
 
 @pytest.mark.parametrize(

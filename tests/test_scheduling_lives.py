@@ -12,7 +12,15 @@ from played_device import CONTEXT, Server, requests, scheduler_of, serve
 from eet_lab.scheduling import PageLedger, Schedule, Scheduler, Slab
 
 limits = st.none() | st.integers(1, 24)
-policies = st.builds(Schedule, chunk=limits, budget=limits, max_rows=st.integers(1, 6), joins=st.booleans())
+policies = st.integers(1, 6).flatmap(
+    lambda rows: st.builds(
+        Schedule,
+        chunk=limits,
+        budget=st.none() | st.integers(rows, 24),
+        max_rows=st.just(rows),
+        joins=st.booleans(),
+    )
+)
 
 
 @given(policies, st.integers(1, 8), st.integers(1, 12), st.integers(0, 2**32), st.sampled_from([0.0, 0.1]))
@@ -45,6 +53,6 @@ def test_a_soak_of_requests_that_join_and_leave(ledger):
     assert (scheduler.num_preempted > 100) == isinstance(ledger, PageLedger)
 
 
-def test_a_single_token_a_step_still_serves_everybody():
-    server = Server(scheduler_of(chunk=1, budget=1), random.Random(0))
-    serve(server, requests(random.Random(1), 6, 9))
+def test_a_token_for_each_slot_still_serves_everybody():
+    server = Server(scheduler_of(chunk=1, budget=4), random.Random(0))
+    serve(server, requests(random.Random(1), 9, 9))

@@ -116,7 +116,7 @@ def test_with_continuous_batching_requests_join_and_leave():
 
 @given(
     st.lists(st.tuples(st.integers(1, 60), st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=25),
-    st.tuples(st.integers(1, 5), st.integers(1, 40), st.integers(1, 30)),
+    st.tuples(st.integers(1, 5), st.integers(5, 40), st.integers(1, 30)),
 )
 def test_warped_time_runs_the_very_passes_of_the_scheduler(requests, knobs):
     """With passes of 1 ms, the simulator's passes are those of `simulate`, which knows no time."""

@@ -177,7 +177,13 @@ class ContinuousBatching(BasePolicy):
 
     max_rows: int = _max_rows()
     budget: int = knob(
-        512, "The most tokens of a pass.", label="Budget of a pass", unit="tokens", low=1, high=MOST_TOKENS
+        512,
+        "The most tokens of a pass, one for each row at least.",
+        label="Budget of a pass",
+        unit="tokens",
+        low=1,
+        high=MOST_TOKENS,
+        at_least="max_rows",
     )
     chunk: int = knob(
         256, "The most tokens of a prompt in a pass.", label="Chunk", unit="tokens", low=1, high=MOST_TOKENS

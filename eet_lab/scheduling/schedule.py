@@ -22,7 +22,7 @@ class Schedule:
     """
 
     chunk: int | None = None  # most tokens that a row reads in a step; None: all that it has
-    budget: int | None = None  # most tokens of a step; None: any number
+    budget: int | None = None  # most tokens of a step, one for each slot at least; None: any number
     max_rows: int | None = None  # slots: requests that run at the same time; None: as many as come together
     joins: bool = False  # requests join while others run; without it, a group starts when none runs
     aligned: bool = False  # prompts of a group end in the same column, with pads on the left that its first pass reads
@@ -51,6 +51,11 @@ class Schedule:
             raise ScheduleError(
                 "max_rows is None, so a batch begins together and its prompts are read whole or token by token; set "
                 "max_rows, or leave out budget, joins and a chunk of more than 1."
+            )
+        if self.budget and self.max_rows and self.budget < self.max_rows:
+            raise ScheduleError(
+                f"budget is {self.budget:,}, but it must be at least max_rows, which is {self.max_rows:,}: a row that "
+                "decodes reads a token in every step. Give a larger budget, or fewer rows."
             )
         if self.max_rows is not None and (self.aligned or self.shortest_first):
             raise ScheduleError("aligned and shortest_first are for all that come together; leave out max_rows.")

@@ -45,7 +45,7 @@ class Scheduler:
     @property
     def is_full(self) -> bool:
         """No request could be let in before one has left."""
-        return len(self.running) >= self._most_running
+        return len(self.running) >= self.num_slots
 
     def add(self, request: Request) -> None:
         """Queue a new request; PromptError for one that could never be served."""
@@ -144,10 +144,10 @@ class Scheduler:
         if self.running and not joins:
             return
         if self.schedule.aligned:
-            group = [self.waiting[place] for place in range(min(len(self.waiting), self._most_running))]
+            group = [self.waiting[place] for place in range(min(len(self.waiting), self.num_slots))]
             for request, pad in zip(group, self.schedule.pads([each.length for each in group]), strict=True):
                 request.pad = pad
-        while self.waiting and len(self.running) < self._most_running:
+        while self.waiting and len(self.running) < self.num_slots:
             request, slot = self.waiting[0], self._free_slots[0]
             if request.known < request.length:  # preempted, and some of its tokens are on the device alone
                 return
@@ -158,14 +158,6 @@ class Scheduler:
             heapq.heappop(self._free_slots)
             request.slot, request.status, request.read, request.cached = slot, "running", cached, cached
             self.running.append(self.waiting.popleft())
-
-    @property
-    def _most_running(self) -> int:
-        """Requests that run at the same time: no more than a step has tokens, since each is due one in every step.
-
-        One more would hold a slot and pages, and wait all the same.
-        """
-        return min(self.num_slots, self.schedule.budget or self.num_slots)
 
     def _chunk(self) -> int:
         """Most tokens of a prompt in the next pass."""

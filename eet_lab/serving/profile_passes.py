@@ -100,7 +100,7 @@ def _limits(model: Model, recipe: Recipe) -> tuple[int, int, int]:
     if schedule.max_rows is None or not schedule.joins:
         raise RecipeError(f"{recipe or 'The baseline'} serves no requests that join: add continuous_batching to it.")
     budget = schedule.budget or schedule.max_rows * most
-    return min(schedule.max_rows, budget), budget, min(schedule.chunk or most, most)
+    return schedule.max_rows, budget, min(schedule.chunk or most, most)
 
 
 def _read_meanwhile(rows: int, columns: int, budget: int) -> int:

@@ -53,13 +53,13 @@ class ContinuousBatching(Technique):
     )
     budget: int = knob(
         512,
-        "How many tokens a step has for all requests together.",
+        "How many tokens a step has for all requests together, one for each slot at least.",
         label="Budget of a step",
         unit="tokens",
         low=1,
         high=65536,
+        at_least="rows",
     )
-
     joins: bool = knob(
         True,
         "A request joins while others run; else a group begins when all of the one before are done.",
