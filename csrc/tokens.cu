@@ -36,6 +36,7 @@ struct TokenBuffer {
   int64_t *columns, *ids, *positions;      // [B]
   int64_t *log, *num_passes;               // [R,B], [1]
   int64_t row_stride, column_stride;       // of tokens, in numbers
+  int64_t log_stride;                      // of log's rows: a pass may be of its first columns alone
   int R;
 
   __device__ int64_t* token(int row, int64_t column) const {
@@ -67,7 +68,7 @@ struct Move {
 __global__ void advance_kernel(const TokenBuffer s, const int64_t* token, const int64_t* count, int B) {
   // Before the wait: only this kernel writes what it reads here, and `count` is a constant or a copy.
   const int64_t pass = *s.num_passes;
-  int64_t* const log = s.log + pass % s.R * B;
+  int64_t* const log = s.log + pass % s.R * s.log_stride;
   const int first = threadIdx.x;
   const Move first_move = first < B ? Move(s, first, count[first]) : Move();
   asm volatile("" ::"l"(log));  // computed now, not after the wait
@@ -104,8 +105,10 @@ extern "C" cudaError_t eet_embed(void* out, const int64_t* ids, const int64_t* p
 extern "C" cudaError_t eet_advance(int64_t* tokens, const int64_t* end, const int64_t* limit, int64_t* columns,
                                    int64_t* ids, int64_t* positions, int64_t* log, int64_t* num_passes,
                                    const int64_t* token, const int64_t* count, int64_t row_stride,
-                                   int64_t column_stride, int B, int R, int dependent, cudaStream_t stream) {
-  const TokenBuffer buffer{tokens, end, limit, columns, ids, positions, log, num_passes, row_stride, column_stride, R};
+                                   int64_t column_stride, int64_t log_stride, int B, int R, int dependent,
+                                   cudaStream_t stream) {
+  const TokenBuffer buffer{tokens,     end,        limit,         columns,    ids, positions, log,
+                           num_passes, row_stride, column_stride, log_stride, R};
   const int threads = min(eet::ceil_div(B, 32) * 32, 1024);
   return eet::launch(advance_kernel, {dim3(1), threads, 0, stream, 1, dependent != 0}, buffer, token, count, B);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import Event
@@ -25,12 +26,12 @@ from test_step_launch import Recorder
 from eet_lab.bench.measure import Subject
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.slot_passes import SlotPasses
+from eet_lab.engine.slot_passes import FEW_SLOTS, SlotPasses
 from eet_lab.errors import RecipeError
 from eet_lab.models import weights
 from eet_lab.models.config import Config
 from eet_lab.monitor import open_source
-from eet_lab.ops import native
+from eet_lab.ops import native, reference
 from eet_lab.ops.fits import reads_rows_on_device
 from eet_lab.parts import Ops, launch
 from eet_lab.parts.batches import make_batch
@@ -90,6 +91,16 @@ def repeated(recorded, monkeypatch):
     monkeypatch.setattr(launch, "capture", repeated_work)
 
 
+@pytest.fixture
+def kernels(monkeypatch):
+    """Ops that are kernels to an engine: what they ask for may depend on how few rows there are. By name."""
+    loaded = {"linear": SimpleNamespace(path="first")}
+    monkeypatch.setattr(Ops, "kernels", property(lambda ops: (*loaded,)))
+    monkeypatch.setattr(native, "prepare", lambda *args, **options: None)
+    monkeypatch.setattr(native, "loaded", loaded.get)
+    return loaded
+
+
 def engine_of(decoder, store="static", columns=96, most=1024, graphs=256, policy=POLICIES[0]):  # noqa: F811
     parts = Recipe.parse(recipe(store, policy)).parts
     ops = replace(parts.ops, attention=device_attention.attention)
@@ -116,6 +127,30 @@ def test_one_graph_serves_all_passes_of_its_size(how, hows, store, decoder, alon
     replays = engine.slots.passes._replays
     assert len(replayed) > 3 * replays.captures > 0 and {*replayed} <= {SIZE, 2 * SIZE}
     assert len(replays._kept) <= 2 * (len({how.get("temperature", 0) > 0 for how in hows}) + 1)
+
+
+def asking_more_for_few(x, w, residual, *, empty, **options):
+    """As on a GPU, where the kernels of few rows are others than those of many."""
+    if len(x) <= FEW_SLOTS:
+        empty("partial_sums", (16, *residual.shape), x)
+    return reference.linear_residual(x, w, residual, empty=empty, **options)
+
+
+@pytest.mark.parametrize("words", ["static", "paged", "static:planner=chunked", "paged:planner=no_reuse"])
+def test_a_step_computes_few_more_slots_than_are_taken(recorded, kernels, words, decoder, alone, monkeypatch):  # noqa: F811
+    captured, sizes = Counter(), Counter()
+    monkeypatch.setattr(launch, "capture", lambda *given: (captured.update("1"), recorded_work(*given))[1])
+    engine = engine_of(decoder, words, policy="rows=20:chunk=16:budget=32")
+    parts = replace(engine.parts, ops=replace(engine.parts.ops, linear_residual=asking_more_for_few))
+    engine = Engine(decoder, parts)
+    engine.reserve(20, 94, Settings(2))
+    passes = engine.slots.passes
+    passes.has_sizes = True
+    assert [*map(passes.step_size, (1, 2, 8, 9, 16, 17, 20))] == [1, 8, 8, 16, 16, 20, 20]
+    step_size = passes.step_size
+    monkeypatch.setattr(passes, "step_size", lambda num: (sizes.update([size := step_size(num)]), size)[1])
+    assert random_life(engine, alone, "few slots paged", 40) > 20
+    assert {*sizes} == {1, 8, 16} and sizes.total() > 2 * captured.total()
 
 
 def test_a_larger_pass_runs_as_it_is(recorded, decoder, alone):  # noqa: F811
@@ -155,7 +190,7 @@ def test_graphs_go_with_a_chunk_that_no_decode_step_uses(recorded, monkeypatch):
         engine.step()
     assert engine.slots is held and held.passes._replays.captures == 1
     chunks, memory._largest = {*memory._chunks}, {}
-    monkeypatch.setattr(engine.tracer, "mixed", lambda *sizes: mixed_passes(*sizes[:3], SIZE, sizes[-1]))
+    monkeypatch.setattr(engine.tracer, "mixed", lambda *sizes: mixed_passes(*sizes[:3], SIZE, *sizes[4:]))
     held.passes._plan(make_batch([1], num_rows=4, size=SIZE))
     assert chunks - {*memory._chunks} and held.passes._replays is None
 
@@ -264,7 +299,10 @@ def test_attention_that_asks_the_host_is_not_captured(decoder):  # noqa: F811
     parts = replace(Recipe.parse(recipe("static")).parts, launch=GraphLaunch())
     engine = Engine(decoder, parts)
     engine.reserve(3, 40, Settings(2))
-    assert engine.slots.passes.most_captured == 0 and engine.parts.captures_prompts is None
+    passes = engine.slots.passes
+    passes.has_sizes = True
+    assert passes.most_captured == 0 and engine.parts.captures_prompts is None
+    assert passes.step_size(1) == 3, "and its steps are those of all slots"
 
 
 def test_dummy_tokens_are_pads_where_nobody_looks():
@@ -277,13 +315,10 @@ def test_dummy_tokens_are_pads_where_nobody_looks():
     assert not torch.equal(found.first, found.count)
 
 
-def test_steps_of_a_kernel_that_was_edited_go(recorded, decoder, monkeypatch):  # noqa: F811
-    path = "first"
-    monkeypatch.setattr(Ops, "kernels", property(lambda ops: ("linear",)))
-    monkeypatch.setattr(native, "prepare", lambda *args, **options: None)
-    monkeypatch.setattr(native, "loaded", lambda name: SimpleNamespace(path=path))
+def test_steps_of_a_kernel_that_was_edited_go(recorded, decoder, kernels):  # noqa: F811
     engine, seen = engine_of(decoder), []
-    for path in ("first", "first", "second", "second"):  # noqa: B007  `loaded` reads it
+    for path in ("first", "first", "second", "second"):
+        kernels["linear"] = SimpleNamespace(path=path)
         request = engine.add([1, 2, 3], Settings(4))
         while not request.done:
             engine.step()

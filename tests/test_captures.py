@@ -44,7 +44,8 @@ class Emulated:
 
     def __init__(self, decode: Decode, longest: int, counts: Counter) -> None:
         self._decode, self._longest, self._counts = decode, longest, counts
-        self._passes: SlotPasses = decode.__self__  # type: ignore[attr-defined]
+        self._passes: SlotPasses = decode.func.__self__  # type: ignore[attr-defined]
+        [self._num_decoded] = decode.args  # type: ignore[attr-defined]
         self._steps: dict[int, Captured] = {}
         self._warm = False
         counts["launches"] += 1
@@ -95,10 +96,12 @@ class Emulated:
 
     def _kept(self) -> list[Tensor]:
         passes, cache = self._passes, self._passes._engine.cache
-        batch = passes._next._replace(max_kv=4)
+        step = passes._steps[self._num_decoded]
+        batch = step.batch._replace(max_kv=4)
         kv = [part for number in range(cache.num_layers) for part in cache.layer(number, batch)]
         tables = [] if (table := cache.block_table) is None else [table]
-        return [*passes.table.buffer, *passes.table.sampling[1:], passes.table.begin, *kv, *tables]
+        read = [part for part in batch if isinstance(part, Tensor)]
+        return [*passes.table.buffer, *step.buffer, *step.sampling[1:], passes.table.begin, *read, *kv, *tables]
 
 
 @dataclass(frozen=True)

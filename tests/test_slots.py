@@ -89,7 +89,7 @@ def test_prompts_of_one_token_in_every_slot_are_a_decode_step(decoder, monkeypat
     """What its ops ask for was traced for one token a row, and not for as many tokens of any row."""
     engine, passes = engine_of(decoder, policy="rows=4:chunk=9:budget=20", columns=64), []
     run = engine._slots.passes._run
-    monkeypatch.setattr(engine._slots.passes, "_run", lambda name, batch: (passes.append(name), run(name, batch)))
+    monkeypatch.setattr(engine._slots.passes, "_run", lambda name, *others: (passes.append(name), run(name, *others)))
     requests = [engine.add([5 + number], Settings(3), number=number) for number in range(4)]
     while not all(request.done for request in requests):
         engine.step()

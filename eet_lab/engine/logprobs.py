@@ -54,7 +54,7 @@ class LogprobLog:
         top = logits.topk(self._top)
         chosen = logits.gather(-1, buffer.ids[:, None]) - total
         row = torch.cat([chosen.double(), top.values - total, top.indices], -1)
-        self.rows.index_copy_(0, (buffer.num_passes - 1) % LOGGED, row[None])
+        self.rows[:, : len(row)].index_copy_(0, (buffer.num_passes - 1) % LOGGED, row[None])
 
     def of(self, row: list[float], count: int) -> TokenLogprobs:
         """What a slot's row tells, with the `count` likeliest tokens, as many as there are."""

@@ -76,26 +76,36 @@ class MetaTracer:
         return RequestShape(passes, (choice,), pads, ends, capacity, max_kv)
 
     def mixed(
-        self, schedule: Schedule, capacity: int, choices: Sequence[Choice], T: int, max_kv: int
+        self,
+        schedule: Schedule,
+        capacity: int,
+        choices: Sequence[Choice],
+        T: int,
+        max_kv: int,
+        num_decoded: int | None = None,
     ) -> dict[str, TracedPass]:
-        """A pass over T tokens, whichever slots they are of, in columns [0, max_kv); and the longest decode step.
+        """A pass over T tokens, whichever slots they are of, in columns [0, max_kv); and the longest decode step, of
+        the first `num_decoded` slots; None: of all.
 
         Both for each of the choices; those of the first have plain names.
         """
+        sizes = schedule.max_rows or 0, T, T, max_kv, capacity
         return {
             pass_name(name, choice, choices): traced_pass
             for choice in choices
-            for name, traced_pass in self._passes(schedule.max_rows or 0, T, T, max_kv, capacity, choice).items()
+            for name, traced_pass in self._passes(*sizes, choice, num_decoded).items()
         }
 
-    def _passes(self, B: int, T: int, max_q: int, max_kv: int, capacity: int, choice: Choice) -> dict[str, TracedPass]:
+    def _passes(
+        self, B: int, T: int, max_q: int, max_kv: int, capacity: int, choice: Choice, num_decoded: int | None = None
+    ) -> dict[str, TracedPass]:
         """A first pass, and the longest decode step of slots of `capacity` columns, whose last one is never read."""
-        padded = self._parts.schedule.aligned and B > 1
-        sizes = {"prefill": (T, max_q, max_kv), "decode": (B, 1, capacity - 1)}
+        padded, D = self._parts.schedule.aligned and B > 1, num_decoded or B
+        sizes = {"prefill": (B, T, max_q, max_kv), "decode": (D, D, 1, capacity - 1)}
 
         def traced_pass(name: str) -> TracedPass:
-            run = partial(self._trace, B, *sizes[name], padded, name == "decode", choice)
-            key = name, B, *sizes[name], padded, choice, *self._key()
+            run = partial(self._trace, *sizes[name], padded, name == "decode", choice)
+            key = name, *sizes[name], padded, choice, *self._key()
             is_captured = name == "decode" or self._parts.captures_prompts is not None
             return TracedPass(key, partial(run, None), partial(run, self._telling), repeated=is_captured)
 

@@ -6,7 +6,7 @@ T tokens of a pass, B slots.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from eet_lab.engine.logprobs import LogprobLog
 from eet_lab.engine.meta_trace import RequestShape, pass_name
 from eet_lab.engine.token_buffer import SlotTable, num_numbers_of_changes
-from eet_lab.ops.types import Batch, Choice, Keys
+from eet_lab.ops.types import Batch, Choice, Keys, Sampling, TokenBuffer
 from eet_lab.parts.batches import batch_of, decode_batch
 from eet_lab.parts.buckets import mixed, rounded_up
 from eet_lab.parts.steps import Replays
@@ -29,6 +29,9 @@ FEW_TOKENS, LEAST_TOKENS = 64, 8
 largest one. And the least that a pass computes on a GPU.
 """
 
+FEW_SLOTS = 8
+"""Where few slots are taken, a captured decode step computes one, or so many, or a doubling of that."""
+
 Spans = tuple[tuple[int, int], ...]
 
 
@@ -40,11 +43,20 @@ class _Read(NamedTuple):
     tells_logprobs: bool
 
 
+class _Step(NamedTuple):
+    """A decode step of the first so many slots."""
+
+    batch: Batch
+    buffer: TokenBuffer
+    sampling: Sampling
+
+
 class SlotPasses:
-    """Runs passes over slots: decode steps, in which every slot reads a token of its own, and those that read prompts.
+    """Runs passes over slots: decode steps, in which each slot reads a token of its own, and those that read prompts.
 
     An idle slot is an ordinary row whose limit is its first column: it reads that one again and again, and its tokens
-    are dropped. So a captured step serves requests that come and go.
+    are dropped. So a captured step serves requests that come and go. Requests take the first slots that are free, and
+    a step computes those up to the last one that is taken, and a few more, so that few sizes serve all.
     """
 
     def __init__(self, engine: Engine, schedule: Schedule, num_slots: int, capacity: int) -> None:
@@ -55,7 +67,9 @@ class SlotPasses:
         engine.staging.hold(num_numbers_of_changes(num_slots))
         self.table = SlotTable(engine.slot_staging, num_slots, capacity)
         self.logprobs: LogprobLog | None = None  # once a request has asked for them
-        self._launches: dict[tuple[Choice, bool], Any] = {}
+        self._launches: dict[tuple[Choice, bool, int], Any] = {}
+        self._steps: dict[int, _Step] = {}
+        self._num_placed = num_slots  # of the decode step that has its place in the arena
         self._replays: Replays | None = None  # of passes that are no decode steps
         self._choices: tuple[Choice, ...] = ()  # for which there is a place in the arena
         self._generation = -1
@@ -65,7 +79,7 @@ class SlotPasses:
         cache = self._engine.cache
         self._pads, self._choice, self._tells_logprobs = shape.num_pad, Choice.GREEDY, False
         if self.is_batch or not ran_last:
-            self._choices = shape.choices
+            self._choices, self._num_placed = shape.choices, self.num_slots
             cache.open(shape.num_pad, self.capacity, shape.ends)
         if not ran_last:
             self.table.fill([])
@@ -73,8 +87,8 @@ class SlotPasses:
             self.table.buffer.num_passes.zero_()
         if cache.generation != self._generation:  # what was captured is void
             padded = self.schedule.aligned and self.num_slots > 1
-            keys = Keys(self.table.begin, cache.block_table, padded=padded)
-            self._generation, self._next = cache.generation, decode_batch(self.table.buffer, keys, self.capacity)
+            self._keys, self._steps = Keys(self.table.begin, cache.block_table, padded=padded), {}
+            self._generation = cache.generation
             self.void()
 
     def make_room(self, choice: Choice, tells_logprobs: bool) -> None:
@@ -105,24 +119,36 @@ class SlotPasses:
         return sum(getattr(launch, "captures", 0) for launch in self._launches.values())
 
     def decode(self, rows: Sequence[Row], changes: Sequence[Tensor]) -> None:
-        """Launch the pass that reads one token in every slot, after what has changed in them."""
+        """Launch the pass that reads one token in each slot, after what has changed in them."""
         self._change(changes)
         ends = {row.slot: row.request.pad + row.start + 1 for row in rows}
-        max_kv = max(ends.values())
+        max_kv, num = max(ends.values()), self.step_size(1 + max(ends))
         self._seen: Spans | None = None
         if not self._engine.parts.is_captured:  # a replay would show its ops the numbers of another step
-            self._seen = tuple((pad, ends.get(slot, max_kv)) for slot, pad in enumerate(self._pads))
-        kind = self._choice, self._tells_logprobs
+            self._seen = tuple((pad, ends.get(slot, max_kv)) for slot, pad in enumerate(self._pads[:num]))
+        kind = self._choice, self._tells_logprobs, num
+        launch = self._launches.get(kind)
+        if self.has_sizes and num != self._num_placed and not (launch and launch.is_replayed(max_kv)):
+            self._place(self.schedule.most_tokens(self.capacity), num, reserved=False)
         if kind not in self._launches:  # the last column is never read
-            self._launches[kind] = self._engine.parts.launch(self._decode, self.capacity - 1)
+            self._launches[kind] = self._engine.parts.launch(partial(self._decode, num), self.capacity - 1)
         self._launches[kind](max_kv)
 
-    def _decode(self, max_kv: int) -> None:
-        batch = self._next._replace(max_kv=max_kv)
+    def _decode(self, num: int, max_kv: int) -> None:
+        step = self._steps.get(num) or self._made(num)
+        batch = step.batch._replace(max_kv=max_kv)
         if self._seen is not None:
-            spans = tuple((slot, 1) for slot in range(self.num_slots))
+            spans = tuple((slot, 1) for slot in range(num))
             batch = batch._replace(spans=spans, keys=batch.keys._replace(spans=self._seen))
-        self._run("decode", batch)
+        self._run("decode", batch, step.buffer, step.sampling)
+
+    def _made(self, num: int) -> _Step:
+        """The decode step of so many slots, which is kept: graphs hold the addresses of what it reads."""
+        buffer, sampling = self.table.of_first(num)
+        begin, table, *others = self._keys
+        keys = Keys(begin[:num], None if table is None else table[:num], *others)
+        self._steps[num] = _Step(decode_batch(buffer, keys, self.capacity), buffer, sampling)
+        return self._steps[num]
 
     def read_prompts(self, rows: Sequence[Row], changes: Sequence[Tensor], cancel: Cancel | None) -> None:
         """A pass that is no decode step: replayed, if it is small enough and attention allows it.
@@ -140,7 +166,7 @@ class SlotPasses:
                 self._change(changes)
                 self._replay(batch)
             else:
-                self._run("prefill", self._sent(rows, batch, changes))
+                self._run("prefill", self._sent(rows, batch, changes), self.table.buffer, self.table.sampling)
         finally:
             engine._cancel = None
 
@@ -174,24 +200,26 @@ class SlotPasses:
         """Such a pass, on the device: where requests join, the token buffer has what it reads."""
         batch = read.batch
         ids = batch.ids if self.is_batch else self.table.buffer.tokens[batch.rows, batch.columns]
-        keys = self._next.keys._replace(spans=batch.keys.spans)
-        return self._run("prefill", batch._replace(ids=ids, keys=keys))
+        keys = self._keys._replace(spans=batch.keys.spans)
+        return self._run("prefill", batch._replace(ids=ids, keys=keys), self.table.buffer, self.table.sampling)
 
-    def _run(self, name: str, batch: Batch) -> Tensor:
+    def _run(self, name: str, batch: Batch, buffer: TokenBuffer, sampling: Sampling) -> Tensor:
         engine = self._engine
         engine.memory.enter(pass_name(name, self._choice, self._choices))
         hidden = engine._hidden(batch)
-        sampling = self.table.sampling._replace(choice=self._choice)
-        token = engine.task(engine.model, engine.ops, hidden, batch, sampling)
-        engine.ops.advance(self.table.buffer, token, batch.count)
+        token = engine.task(engine.model, engine.ops, hidden, batch, sampling._replace(choice=self._choice))
+        engine.ops.advance(buffer, token, batch.count)
         if self._tells_logprobs and self.logprobs is not None:
             engine._allocating = "log-probabilities"
-            self.logprobs.write(engine.model, engine.parts.ops.norm_linear, hidden, batch, self.table.buffer)
+            self.logprobs.write(engine.model, engine.parts.ops.norm_linear, hidden, batch, buffer)
         return token
 
-    def _place(self, T: int, *, reserved: bool) -> None:
-        """Memory for passes of T tokens, and for the longest decode step, by whatever chooses their tokens."""
-        passes = self._engine.tracer.mixed(self.schedule, self.capacity, self._choices, T, self.capacity)
+    def _place(self, T: int, num_decoded: int | None = None, *, reserved: bool) -> None:
+        """Memory for passes of T tokens, and for the longest decode step of so many slots, by whatever chooses their
+        tokens.
+        """
+        num = self._num_placed = num_decoded or self.num_slots
+        passes = self._engine.tracer.mixed(self.schedule, self.capacity, self._choices, T, self.capacity, num)
         self._engine.place(passes, reserved=reserved)
 
     def _sent(self, rows: Sequence[Row], batch: Batch, changes: Sequence[Tensor]) -> Batch:
@@ -203,7 +231,7 @@ class SlotPasses:
         ids, positions, owner, columns, last, first, count = arrived[len(changes) :]
         if any(row.start + row.count > row.request.known for row in rows):  # the device alone knows some of them
             ids = self.table.buffer.tokens[owner, columns]
-        keys = self._next.keys._replace(spans=batch.keys.spans)
+        keys = self._keys._replace(spans=batch.keys.spans)
         return Batch(ids, positions, owner, columns, last, first, count, keys, *batch[8:])
 
     def pass_size(self, tokens: int) -> int:
@@ -218,6 +246,18 @@ class SlotPasses:
         few = max(LEAST_TOKENS, 1 << (tokens - 1).bit_length())
         size = few if tokens <= FEW_TOKENS else rounded_up(tokens, FEW_TOKENS, 16)
         return min(size, max(tokens, self.schedule.most_tokens(self.capacity)))
+
+    def step_size(self, num_taken: int) -> int:
+        """How many slots a decode step computes where the last one that is taken is that many from the first.
+
+        Captured steps have few sizes. What Python launches on a GPU has one: kernels are chosen by how many rows there
+        are, and each choice has a plan of memory of its own.
+        """
+        if self.is_batch or (self.has_sizes and not self.most_captured):
+            return self.num_slots
+        if self.has_sizes and num_taken > 1:
+            num_taken = max(FEW_SLOTS, 1 << (num_taken - 1).bit_length())
+        return min(num_taken, self.num_slots)
 
     def _plan(self, batch: Batch) -> None:
         """Memory for a pass of such a size; that of a batch is planned before it begins.

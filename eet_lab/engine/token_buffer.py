@@ -127,6 +127,13 @@ class SlotTable:
         self.sampling = Sampling(Choice.LIMITED, noise, temperature, top_k, top_p)
         self.buffer = TokenBuffer(tokens_on.t(), end, limit, columns, ids, positions, log, num_passes)
 
+    def of_first(self, num: int) -> tuple[TokenBuffer, Sampling]:
+        """Both for the first so many slots alone; they share memory with those of all."""
+        *of_slots, log, num_passes = self.buffer
+        of_first = (part[:num] for part in of_slots)
+        sampling = Sampling(self.sampling.choice, *(part[:num] for part in self.sampling[1:]))
+        return TokenBuffer(*of_first, log[:, :num], num_passes), sampling
+
     def changes(self, arrivals: Sequence[Arrival], left: Sequence[int]) -> list[Tensor]:
         """The changes on the host: slots and their numbers, then the slots, columns and ids of the tokens that came."""
         if not arrivals and not left:

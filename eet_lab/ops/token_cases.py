@@ -165,11 +165,13 @@ class AdvanceShape(Shape):
             columns=columns,
             ids=tokens.gather(1, columns[:, None])[:, 0],
             positions=draw(middle, self.B),
-            log=draw(50257, 4, self.B),
+            log=draw(50257, 4, self.B + 3),
             num_passes=draw(9, 1),
         )
         count = draw(4, self.B)
-        return TokenBuffer(*(part.to(device) for part in buffer)), draw(50257, self.B).to(device), count.to(device)
+        there = TokenBuffer(*(part.to(device) for part in buffer))
+        first = there._replace(log=there.log[:, : self.B])  # there are more slots than this pass is of
+        return first, draw(50257, self.B).to(device), count.to(device)
 
     def read_bytes(self, itemsize: int) -> int:
         """Thirteen numbers of 8 bytes a row, read or written."""

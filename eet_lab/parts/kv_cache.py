@@ -59,7 +59,10 @@ class KVCache(ABC):
 
     @abstractmethod
     def layer(self, number: int, batch: Batch) -> KV:
-        """Where a layer's attention writes the columns of a pass, and reads [0, batch.max_kv). It may be captured."""
+        """Where a layer's attention writes the columns of a pass, and reads [0, batch.max_kv). It may be captured.
+
+        A pass may be of the first rows alone.
+        """
 
     @abstractmethod
     def _open(self, num_pad: Sequence[int], capacity: int, ends: Sequence[int]) -> None: ...
@@ -181,8 +184,9 @@ class StaticKV(KVCache):
         self.keys, self.values = self._slab[:, :needed].zero_().view(2, *shape)
 
     def layer(self, number: int, batch: Batch) -> KV:
-        """Views of the columns [0, batch.max_kv)."""
-        return self.keys[number, :, :, : batch.max_kv], self.values[number, :, :, : batch.max_kv]
+        """Views of the pass's rows, and of their columns [0, batch.max_kv)."""
+        B, K = batch.num_rows, batch.max_kv
+        return self.keys[number, :B, :, :K], self.values[number, :B, :, :K]
 
     def close(self) -> None:
         self._slab = None

@@ -58,6 +58,10 @@ class Graphs:
     def captures(self) -> int:
         return len(self._graphs)
 
+    def is_replayed(self, max_kv: int) -> bool:
+        """Whether such a step is there already: Python launches nothing for it."""
+        return min(aligned(max_kv, self._bucket), self._longest) in self._graphs
+
     def __call__(self, max_kv: int) -> None:
         max_kv = min(aligned(max_kv, self._bucket), self._longest)
         if not self._warm:  # libraries make their handles and workspaces at the first call, which can't be captured

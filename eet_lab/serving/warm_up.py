@@ -78,6 +78,9 @@ def _warm_up(engine: Engine, cancel: Cancel | None, temperature: float) -> None:
         is_captured = size <= slots.passes.most_captured
         for lengths in [*kinds.values()] * 2 if is_captured else [*kinds.values()][:1]:
             run(lengths)
+    sizes = {slots.passes.step_size(num): num for num in range(1, slots.num_slots + 1)}
+    for num in reversed(sizes.values()) if slots.passes.most_captured else ():
+        run([1] * num, min(FEW_NEW_TOKENS, slots.capacity - 1))
     run([longest], min(FEW_NEW_TOKENS, slots.capacity - longest))
 
 

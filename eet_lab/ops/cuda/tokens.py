@@ -217,5 +217,5 @@ def advance(buffer: TokenBuffer, token: Tensor, count: Tensor, *, empty: Empty, 
     row_stride, column_stride = buffer.tokens.stride()
     native.loaded("tokens").eet_advance(
         **tensors, token=token.data_ptr(), count=count.data_ptr(), row_stride=row_stride, column_stride=column_stride,
-        B=B, R=len(buffer.log), dependent=dependent, stream=stream_of(token),
+        log_stride=buffer.log.stride(0), B=B, R=len(buffer.log), dependent=dependent, stream=stream_of(token),
     )  # fmt: skip
