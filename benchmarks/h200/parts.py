@@ -320,6 +320,19 @@ PARTS: dict[str, Part] = {
         )
         for name, peer in (("serve-llama-http", HF), ("serve-llama-hf-serve", HF_SERVE))
     },
+    # One request where there is room for many.
+    **{
+        f"serve-one-{name}": Part(
+            25,
+            served(
+                f"serve:{model}/r1/p128/n128/all",
+                "all,continuous_batching:rows=256:budget=2048:chunk=1024",
+                providers=(OURS, HTTP, HF),
+                repeats=5,
+            ),
+        )
+        for name, model in (("gpt2", "gpt2"), ("llama", "llama-1b"))
+    },
     # Both in pages, so that they differ in what is shared alone; then asked again of a server that keeps its answers.
     "serve-prefix": Part(
         60,

@@ -37,7 +37,8 @@ class ContinuousBatching(Technique):
 
     rows: int = knob(
         16,
-        "How many requests run at the same time; others wait. A step computes all slots, used or not.",
+        "How many requests run at the same time; others wait. A captured step computes 1, 8, 16, 32, ... slots, enough "
+        "for those that are taken.",
         label="Slots",
         unit="rows",
         low=1,
