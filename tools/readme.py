@@ -33,6 +33,7 @@ MODELS = (
     ("llama-1b/b16/p1024/n128", "tpot_ms"),
     ("qwen3-0.6b/b1/p128/n128", "tpot_ms"),
     ("qwen3-8b/b1/p128/n64", "tpot_ms"),
+    ("serve:llama-1b/r1/p128/n128/all", "tpot_ms"),
     ("serve:llama-1b/r256/p100-1024/n512/all", "total_ms"),
     ("serve:llama-1b/r256/p100-1024/n100-1024/all", "total_ms"),
     ("encode:bert-base/t2048/p5-500", "total_ms"),

@@ -327,7 +327,6 @@ PARTS: dict[str, Part] = {
             served(
                 f"serve:{model}/r1/p128/n128/all",
                 "all,continuous_batching:rows=256:budget=2048:chunk=1024",
-                providers=(OURS, HTTP, HF),
                 repeats=5,
             ),
         )
