@@ -14,7 +14,7 @@
 # WORKERS tests so many files at a time:  make test WORKERS=0   one after the other, in twice the time of 3
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-gpu test-ray test-oldest lint doctor media clean installed chromium compiled oldest collected
+.PHONY: help lab test test-gpu test-ray test-oldest lint style types tested doctor media clean installed chromium compiled oldest collected collected-gpu
 
 PYTHON ?=
 WORKERS ?= 3
@@ -35,18 +35,26 @@ doctor:
 	@$(SETUP)
 	@$(BIN)/eet-lab doctor
 
-lint:
+lint: style types
+
+style:
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
-	$(BIN)/python -m mypy
 
 # pip would compile 18,000 files one after the other, most of which no test imports; Python keeps what it compiled itself.
 test: export PIP_COMPILE := 0
 test: export PYTHONDONTWRITEBYTECODE :=
 test:
 	@$(MAKE) --no-print-directory --jobs 3 chromium compiled installed
-	@$(MAKE) --no-print-directory --jobs 3 oldest collected lint
+	@$(MAKE) --no-print-directory --jobs 4 oldest collected collected-gpu style
+	@$(MAKE) --no-print-directory --jobs 2 tested types
+
+# Pages and notebooks leave a core idle now and then: mypy has those times.
+tested:
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+
+types:
+	nice -n 19 $(BIN)/python -m mypy
 
 installed:
 	@$(SETUP) --extra test
@@ -61,9 +69,11 @@ compiled:
 oldest:
 	@$(BIN)/python tools/oldest.py
 
-# Compiles the tests beside mypy, or each of the workers would; what cannot be collected, they tell, but for what needs a GPU.
+# Compiles the tests, or each of the workers would. What cannot be collected, they tell, but for what needs a GPU.
 collected:
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only -qqq >/dev/null 2>&1 || true
+
+collected-gpu:
 	@told=$$(OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only -qqq -m gpu tests/gpu 2>&1) || { echo "$$told"; exit 1; }
 
 test-gpu:

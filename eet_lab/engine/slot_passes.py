@@ -145,8 +145,8 @@ class SlotPasses:
     def _made(self, num: int) -> _Step:
         """The decode step of so many slots, which is kept: graphs hold the addresses of what it reads."""
         buffer, sampling = self.table.of_first(num)
-        begin, table, *others = self._keys
-        keys = Keys(begin[:num], None if table is None else table[:num], *others)
+        table = self._keys.table
+        keys = self._keys._replace(begin=self._keys.begin[:num], table=None if table is None else table[:num])
         self._steps[num] = _Step(decode_batch(buffer, keys, self.capacity), buffer, sampling)
         return self._steps[num]
 

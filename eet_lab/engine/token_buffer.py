@@ -130,9 +130,9 @@ class SlotTable:
     def of_first(self, num: int) -> tuple[TokenBuffer, Sampling]:
         """Both for the first so many slots alone; they share memory with those of all."""
         *of_slots, log, num_passes = self.buffer
-        of_first = (part[:num] for part in of_slots)
-        sampling = Sampling(self.sampling.choice, *(part[:num] for part in self.sampling[1:]))
-        return TokenBuffer(*of_first, log[:, :num], num_passes), sampling
+        choice, *of_requests = self.sampling
+        buffer = TokenBuffer._make([*(part[:num] for part in of_slots), log[:, :num], num_passes])
+        return buffer, Sampling._make([choice, *(part[:num] for part in of_requests)])
 
     def changes(self, arrivals: Sequence[Arrival], left: Sequence[int]) -> list[Tensor]:
         """The changes on the host: slots and their numbers, then the slots, columns and ids of the tokens that came."""
