@@ -82,10 +82,10 @@ class MetaTracer:
         choices: Sequence[Choice],
         T: int,
         max_kv: int,
-        num_decoded: int | None = None,
+        decode_rows: int | None = None,
     ) -> dict[str, TracedPass]:
         """A pass over T tokens, whichever slots they are of, in columns [0, max_kv); and the longest decode step, of
-        the first `num_decoded` slots; None: of all.
+        so many rows; None: of all slots.
 
         Both for each of the choices; those of the first have plain names.
         """
@@ -93,14 +93,14 @@ class MetaTracer:
         return {
             pass_name(name, choice, choices): traced_pass
             for choice in choices
-            for name, traced_pass in self._passes(*sizes, choice, num_decoded).items()
+            for name, traced_pass in self._passes(*sizes, choice, decode_rows).items()
         }
 
     def _passes(
-        self, B: int, T: int, max_q: int, max_kv: int, capacity: int, choice: Choice, num_decoded: int | None = None
+        self, B: int, T: int, max_q: int, max_kv: int, capacity: int, choice: Choice, decode_rows: int | None = None
     ) -> dict[str, TracedPass]:
         """A first pass, and the longest decode step of slots of `capacity` columns, whose last one is never read."""
-        padded, D = self._parts.schedule.aligned and B > 1, num_decoded or B
+        padded, D = self._parts.schedule.aligned and B > 1, decode_rows or B
         sizes = {"prefill": (B, T, max_q, max_kv), "decode": (D, D, 1, capacity - 1)}
 
         def traced_pass(name: str) -> TracedPass:

@@ -5,9 +5,9 @@ T tokens of a pass, B slots.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from eet_lab.engine.token_buffer import SlotTable, num_numbers_of_changes
 from eet_lab.ops.types import Batch, Choice, Keys, Sampling, TokenBuffer
 from eet_lab.parts.batches import batch_of, decode_batch
 from eet_lab.parts.buckets import mixed, rounded_up
+from eet_lab.parts.launch import Graphs
 from eet_lab.parts.steps import Replays
 from eet_lab.progress import Cancel
 from eet_lab.scheduling import Row, Schedule
@@ -30,9 +31,10 @@ largest one. And the least that a pass computes on a GPU.
 """
 
 FEW_SLOTS = 8
-"""Where few slots are taken, a captured decode step computes one, or so many, or a doubling of that."""
+"""A captured decode step has one row, or so many, or a doubling of that; at most one for each slot."""
 
 Spans = tuple[tuple[int, int], ...]
+_Kind = tuple[Choice, bool, int]
 
 
 class _Read(NamedTuple):
@@ -43,8 +45,8 @@ class _Read(NamedTuple):
     tells_logprobs: bool
 
 
-class _Step(NamedTuple):
-    """A decode step of the first so many slots."""
+class _DecodeStep(NamedTuple):
+    """A decode step of the first slots."""
 
     batch: Batch
     buffer: TokenBuffer
@@ -56,7 +58,8 @@ class SlotPasses:
 
     An idle slot is an ordinary row whose limit is its first column: it reads that one again and again, and its tokens
     are dropped. So a captured step serves requests that come and go. Requests take the first slots that are free, and
-    a step computes those up to the last one that is taken, and a few more, so that few sizes serve all.
+    a step has the first rows alone, up to the last slot that is taken: rounded up where steps are captured
+    (`step_size`), so that few sizes serve all.
     """
 
     def __init__(self, engine: Engine, schedule: Schedule, num_slots: int, capacity: int) -> None:
@@ -67,9 +70,9 @@ class SlotPasses:
         engine.staging.hold(num_numbers_of_changes(num_slots))
         self.table = SlotTable(engine.slot_staging, num_slots, capacity)
         self.logprobs: LogprobLog | None = None  # once a request has asked for them
-        self._launches: dict[tuple[Choice, bool, int], Any] = {}
-        self._steps: dict[int, _Step] = {}
-        self._num_placed = num_slots  # of the decode step that has its place in the arena
+        self._launches: dict[_Kind, Callable[[int], None]] = {}
+        self._steps: dict[int, _DecodeStep] = {}  # by the number of their rows
+        self._placed = 0, num_slots  # tokens and rows of the passes that have their places in the arena
         self._replays: Replays | None = None  # of passes that are no decode steps
         self._choices: tuple[Choice, ...] = ()  # for which there is a place in the arena
         self._generation = -1
@@ -79,7 +82,7 @@ class SlotPasses:
         cache = self._engine.cache
         self._pads, self._choice, self._tells_logprobs = shape.num_pad, Choice.GREEDY, False
         if self.is_batch or not ran_last:
-            self._choices, self._num_placed = shape.choices, self.num_slots
+            self._choices, self._placed = shape.choices, (self.schedule.most_tokens(self.capacity), self.num_slots)
             cache.open(shape.num_pad, self.capacity, shape.ends)
         if not ran_last:
             self.table.fill([])
@@ -119,36 +122,39 @@ class SlotPasses:
         return sum(getattr(launch, "captures", 0) for launch in self._launches.values())
 
     def decode(self, rows: Sequence[Row], changes: Sequence[Tensor]) -> None:
-        """Launch the pass that reads one token in each slot, after what has changed in them."""
+        """Launch the pass that reads one token in each slot up to the last one of `rows`, after what has changed."""
         self._change(changes)
         ends = {row.slot: row.request.pad + row.start + 1 for row in rows}
-        max_kv, num = max(ends.values()), self.step_size(1 + max(ends))
+        max_kv, num_rows = max(ends.values()), self.step_size(1 + max(ends))
         self._seen: Spans | None = None
         if not self._engine.parts.is_captured:  # a replay would show its ops the numbers of another step
-            self._seen = tuple((pad, ends.get(slot, max_kv)) for slot, pad in enumerate(self._pads[:num]))
-        kind = self._choice, self._tells_logprobs, num
-        launch = self._launches.get(kind)
-        if self.has_sizes and num != self._num_placed and not (launch and launch.is_replayed(max_kv)):
-            self._place(self.schedule.most_tokens(self.capacity), num, reserved=False)
+            self._seen = tuple((pad, ends.get(slot, max_kv)) for slot, pad in enumerate(self._pads[:num_rows]))
+        kind, (T, placed_rows) = (self._choice, self._tells_logprobs, num_rows), self._placed
+        if self.has_sizes and num_rows != placed_rows and not self._is_replayed(kind, max_kv):
+            self._place(T, num_rows, reserved=False)  # before a capture, and it may end all graphs
         if kind not in self._launches:  # the last column is never read
-            self._launches[kind] = self._engine.parts.launch(partial(self._decode, num), self.capacity - 1)
+            self._launches[kind] = self._engine.parts.launch(partial(self._decode, num_rows), self.capacity - 1)
         self._launches[kind](max_kv)
 
-    def _decode(self, num: int, max_kv: int) -> None:
-        step = self._steps.get(num) or self._made(num)
+    def _is_replayed(self, kind: _Kind, max_kv: int) -> bool:
+        launch = self._launches.get(kind)
+        return isinstance(launch, Graphs) and launch.is_replayed(max_kv)
+
+    def _decode(self, num_rows: int, max_kv: int) -> None:
+        step = self._steps.get(num_rows) or self._new_step(num_rows)
         batch = step.batch._replace(max_kv=max_kv)
         if self._seen is not None:
-            spans = tuple((slot, 1) for slot in range(num))
+            spans = tuple((slot, 1) for slot in range(num_rows))
             batch = batch._replace(spans=spans, keys=batch.keys._replace(spans=self._seen))
         self._run("decode", batch, step.buffer, step.sampling)
 
-    def _made(self, num: int) -> _Step:
-        """The decode step of so many slots, which is kept: graphs hold the addresses of what it reads."""
-        buffer, sampling = self.table.of_first(num)
-        table = self._keys.table
-        keys = self._keys._replace(begin=self._keys.begin[:num], table=None if table is None else table[:num])
-        self._steps[num] = _Step(decode_batch(buffer, keys, self.capacity), buffer, sampling)
-        return self._steps[num]
+    def _new_step(self, num_rows: int) -> _DecodeStep:
+        """A decode step of so many rows. It is kept: graphs hold the addresses of what it reads."""
+        (buffer, sampling), keys = self.table.of_first(num_rows), self._keys
+        table = None if keys.table is None else keys.table[:num_rows]
+        keys = keys._replace(begin=keys.begin[:num_rows], table=table)
+        step = self._steps[num_rows] = _DecodeStep(decode_batch(buffer, keys, self.capacity), buffer, sampling)
+        return step
 
     def read_prompts(self, rows: Sequence[Row], changes: Sequence[Tensor], cancel: Cancel | None) -> None:
         """A pass that is no decode step: replayed, if it is small enough and attention allows it.
@@ -214,12 +220,14 @@ class SlotPasses:
             self.logprobs.write(engine.model, engine.parts.ops.norm_linear, hidden, batch, buffer)
         return token
 
-    def _place(self, T: int, num_decoded: int | None = None, *, reserved: bool) -> None:
-        """Memory for passes of T tokens, and for the longest decode step of so many slots, by whatever chooses their
-        tokens.
+    def _place(self, T: int, decode_rows: int | None = None, *, reserved: bool) -> None:
+        """Memory for passes of T tokens, and for the longest decode step of so many rows; None: of all slots. By
+        whatever chooses their tokens.
         """
-        num = self._num_placed = num_decoded or self.num_slots
-        passes = self._engine.tracer.mixed(self.schedule, self.capacity, self._choices, T, self.capacity, num)
+        self._placed = T, decode_rows or self.num_slots
+        passes = self._engine.tracer.mixed(
+            self.schedule, self.capacity, self._choices, T, self.capacity, self._placed[1]
+        )
         self._engine.place(passes, reserved=reserved)
 
     def _sent(self, rows: Sequence[Row], batch: Batch, changes: Sequence[Tensor]) -> Batch:
@@ -248,12 +256,12 @@ class SlotPasses:
         return min(size, max(tokens, self.schedule.most_tokens(self.capacity)))
 
     def step_size(self, num_taken: int) -> int:
-        """How many slots a decode step computes where the last one that is taken is that many from the first.
+        """How many rows a decode step has, where the last of so many slots is the last one that is taken.
 
         Captured steps have few sizes. What Python launches on a GPU has one: kernels are chosen by how many rows there
         are, and each choice has a plan of memory of its own.
         """
-        if self.is_batch or (self.has_sizes and not self.most_captured):
+        if self.is_batch or (self.has_sizes and not self._engine.parts.is_captured):
             return self.num_slots
         if self.has_sizes and num_taken > 1:
             num_taken = max(FEW_SLOTS, 1 << (num_taken - 1).bit_length())

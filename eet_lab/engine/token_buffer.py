@@ -127,12 +127,12 @@ class SlotTable:
         self.sampling = Sampling(Choice.LIMITED, noise, temperature, top_k, top_p)
         self.buffer = TokenBuffer(tokens_on.t(), end, limit, columns, ids, positions, log, num_passes)
 
-    def of_first(self, num: int) -> tuple[TokenBuffer, Sampling]:
+    def of_first(self, num_slots: int) -> tuple[TokenBuffer, Sampling]:
         """Both for the first so many slots alone; they share memory with those of all."""
         *of_slots, log, num_passes = self.buffer
         choice, *of_requests = self.sampling
-        buffer = TokenBuffer._make([*(part[:num] for part in of_slots), log[:, :num], num_passes])
-        return buffer, Sampling._make([choice, *(part[:num] for part in of_requests)])
+        buffer = TokenBuffer._make([*(part[:num_slots] for part in of_slots), log[:, :num_slots], num_passes])
+        return buffer, Sampling._make([choice, *(part[:num_slots] for part in of_requests)])
 
     def changes(self, arrivals: Sequence[Arrival], left: Sequence[int]) -> list[Tensor]:
         """The changes on the host: slots and their numbers, then the slots, columns and ids of the tokens that came."""

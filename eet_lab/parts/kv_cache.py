@@ -61,7 +61,7 @@ class KVCache(ABC):
     def layer(self, number: int, batch: Batch) -> KV:
         """Where a layer's attention writes the columns of a pass, and reads [0, batch.max_kv). It may be captured.
 
-        A pass may be of the first rows alone.
+        A rectangle is that of the `batch.num_rows` rows of the pass, which may be the first ones alone.
         """
 
     @abstractmethod

@@ -27,7 +27,7 @@ def eager(decode: Decode, longest: int) -> Decode:
 
 @dataclass(frozen=True)
 class GraphLaunch:
-    """Capture a step once for each bucket of columns, then replay it: one launch a token.
+    """Capture a step once for each number of rows and bucket of columns, then replay it: one launch a token.
 
     The replayed step reads its column from the device, so one graph serves every column of its bucket. Other passes of
     at most so many `tokens` are captured, an encoder's (`buckets.Size`) and those that read prompts: by their sizes
@@ -46,7 +46,7 @@ class GraphLaunch:
 
 
 class Graphs:
-    """The captured steps of one set of slots; `captures` counts them."""
+    """The captured steps of so many rows; `captures` counts them."""
 
     def __init__(self, decode: Decode, longest: int, bucket: int) -> None:
         """`longest` is the largest `max_kv` that a step will have."""

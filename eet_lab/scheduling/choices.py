@@ -41,7 +41,7 @@ def fitting_policies(words: Sequence[str] | None, traffic: Traffic, table: CostT
     limits = dict[str, Any](max_rows=table.most_rows, budget=tokens)
     if decodes:  # a group's prompts are read in one pass
         limits["max_rows"] = max(min(table.most_rows, table.most_tokens // int(traffic.lengths.max())), 1)
-    joining = limits | {"max_rows": min(table.most_rows, tokens), "chunk": min(tokens, 256)}
+    joining = limits | {"max_rows": table.most_rows, "chunk": min(tokens, 256)}
     stage = "generate" if decodes else "encode"
     names = words or [name for name, kind in POLICIES.items() if stage in kind.stages]
     is_joining = {name: kind.joins for name, kind in POLICIES.items()}

@@ -216,15 +216,20 @@ def policy_kind(words: str) -> type[BasePolicy]:
 def parse_policy(words: str, limits: Mapping[str, Any] = MappingProxyType({})) -> BasePolicy:
     """The policy of words such as "dynamic_program:trigger=lazy:wait_ms=2"; ScheduleError where there is none.
 
-    `limits` are values of knobs that the words leave open, for those policies that have such a knob.
+    `limits` are values of knobs that the words leave open, for those policies that have such a knob; fewer where
+    another knob that is given must not be below.
     """
     kind, turns = policy_kind(words), words.strip().split(":")[1:]
     try:
         given = read_knobs(kind(), turns)
     except RecipeError as error:
         raise ScheduleError(str(error)) from None
-    names = {each.name for each in fields(kind)}
-    return kind(**{knob: value for knob, value in limits.items() if knob in names} | given)
+    values = {each.name: limits[each.name] for each in fields(kind) if each.name in limits} | given
+    for each in fields(kind):
+        least = each.metadata["at_least"]
+        if least in values and least not in given:
+            values[least] = min(values[least], max(values.get(each.name, each.default), 1))
+    return kind(**values)
 
 
 def _up_to(rows: int, some: Iterable[W]) -> Plan[W]:

@@ -40,7 +40,7 @@ they have so many requests between them.
 
 def warm_up_decoder(engine: Engine, cancel: Cancel | None = None, temperatures: Sequence[float] = (0.0,)) -> None:
     """Run what comes up where requests join, once there is room for all: passes of each size up to `MOST_TOKENS`
-    tokens, and a few decode steps.
+    tokens, and a few decode steps of each size.
 
     A GPU's libraries load kernels for a size when it first comes, and passes of few tokens are traced then; passes that
     are captured are run twice. All of it is done for requests of each of the `temperatures`: what draws a token is
@@ -50,9 +50,8 @@ def warm_up_decoder(engine: Engine, cancel: Cancel | None = None, temperatures: 
     """
     if any(temperatures):
         _run(engine, cancel, [1], Settings(1, **LIMITED))  # opens the slots
-        assert engine.slots is not None
         for asked in (LIMITED, TELLS):
-            _run(engine, cancel, [1], Settings(min(FEW_NEW_TOKENS, engine.slots.capacity - 1), **asked))
+            _decode(engine, cancel, asked)
     for temperature in sorted(temperatures, reverse=True):
         _warm_up(engine, cancel, temperature)
     engine.reset_prefix_cache()
@@ -78,10 +77,18 @@ def _warm_up(engine: Engine, cancel: Cancel | None, temperature: float) -> None:
         is_captured = size <= slots.passes.most_captured
         for lengths in [*kinds.values()] * 2 if is_captured else [*kinds.values()][:1]:
             run(lengths)
-    sizes = {slots.passes.step_size(num): num for num in range(1, slots.num_slots + 1)}
-    for num in reversed(sizes.values()) if slots.passes.most_captured else ():
-        run([1] * num, min(FEW_NEW_TOKENS, slots.capacity - 1))
+    _decode(engine, cancel, {"temperature": temperature})
     run([longest], min(FEW_NEW_TOKENS, slots.capacity - longest))
+
+
+def _decode(engine: Engine, cancel: Cancel | None, asked: dict[str, Any]) -> None:
+    """A few steps of each size, the largest first, which needs the most memory."""
+    slots = engine.slots
+    assert slots is not None
+    settings = Settings(min(FEW_NEW_TOKENS, slots.capacity - 1), **asked)
+    sizes = {slots.passes.step_size(num): num for num in range(slots.num_slots, 0, -1)}
+    for num in sizes.values() if slots.passes.has_sizes else [1]:
+        _run(engine, cancel, [1] * num, settings)
 
 
 def _run(engine: Engine, cancel: Cancel | None, lengths: Sequence[int], settings: Settings) -> None:

@@ -18,7 +18,7 @@ class ContinuousBatching(Technique):
     long one, and a prompt that comes meanwhile waits for all of them. With it, the batch is a number of slots. A
     request that waits joins as soon as a slot is free. A step has a budget of tokens: every row that generates reads
     one, and what is left reads prompts, in chunks, so that a long prompt holds up no answer for long. Each request has
-    settings of its own, and gets the tokens that it would get alone.
+    settings of its own, and gets the tokens that it would get alone, up to rounding.
 
     Expect nothing for prompts that begin and end together. Expect more tokens per second where there are more requests
     than slots, or answers differ in length. A request's slot has room for its full length (`memory_reuse`), or takes
@@ -37,8 +37,8 @@ class ContinuousBatching(Technique):
 
     rows: int = knob(
         16,
-        "How many requests run at the same time; others wait. A captured step computes 1, 8, 16, 32, ... slots, enough "
-        "for those that are taken.",
+        "How many requests run at the same time; others wait. A captured decode step has 1, 8, 16, 32, ... rows, "
+        "enough for the slots that are taken.",
         label="Slots",
         unit="rows",
         low=1,
