@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import Event
@@ -26,12 +25,12 @@ from test_step_launch import Recorder
 from eet_lab.bench.measure import Subject
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.slot_passes import FEW_SLOTS, SlotPasses
+from eet_lab.engine.slot_passes import SlotPasses
 from eet_lab.errors import RecipeError
 from eet_lab.models import weights
 from eet_lab.models.config import Config
 from eet_lab.monitor import open_source
-from eet_lab.ops import native, reference
+from eet_lab.ops import native
 from eet_lab.ops.fits import reads_rows_on_device
 from eet_lab.parts import Ops, launch
 from eet_lab.parts.batches import make_batch
@@ -127,30 +126,6 @@ def test_one_graph_serves_all_passes_of_its_size(how, hows, store, decoder, alon
     replays = engine.slots.passes._replays
     assert len(replayed) > 3 * replays.captures > 0 and {*replayed} <= {SIZE, 2 * SIZE}
     assert len(replays._kept) <= 2 * (len({how.get("temperature", 0) > 0 for how in hows}) + 1)
-
-
-def asking_more_for_few(x, w, residual, *, empty, **options):
-    """As on a GPU, where the kernels of few rows are others than those of many."""
-    if len(x) <= FEW_SLOTS:
-        empty("partial_sums", (16, *residual.shape), x)
-    return reference.linear_residual(x, w, residual, empty=empty, **options)
-
-
-@pytest.mark.parametrize("words", ["static", "paged", "static:planner=chunked", "paged:planner=no_reuse"])
-def test_a_step_computes_few_more_slots_than_are_taken(recorded, kernels, words, decoder, alone, monkeypatch):  # noqa: F811
-    captured, sizes = Counter(), Counter()
-    monkeypatch.setattr(launch, "capture", lambda *given: (captured.update("1"), recorded_work(*given))[1])
-    engine = engine_of(decoder, words, policy="rows=20:chunk=16:budget=32")
-    parts = replace(engine.parts, ops=replace(engine.parts.ops, linear_residual=asking_more_for_few))
-    engine = Engine(decoder, parts)
-    engine.reserve(20, 94, Settings(2))
-    passes = engine.slots.passes
-    passes.has_sizes = True
-    assert [*map(passes.step_size, (1, 2, 8, 9, 16, 17, 20))] == [1, 8, 8, 16, 16, 20, 20]
-    step_size = passes.step_size
-    monkeypatch.setattr(passes, "step_size", lambda num: (sizes.update([size := step_size(num)]), size)[1])
-    assert random_life(engine, alone, "few slots paged", 40) > 20
-    assert {*sizes} == {1, 8, 16} and sizes.total() > 2 * captured.total()
 
 
 def test_a_larger_pass_runs_as_it_is(recorded, decoder, alone):  # noqa: F811
@@ -302,7 +277,7 @@ def test_attention_that_asks_the_host_is_not_captured(decoder):  # noqa: F811
     passes = engine.slots.passes
     passes.has_sizes = True
     assert passes.most_captured == 0 and engine.parts.captures_prompts is None
-    assert passes.step_size(1) == 3, "and its steps are those of all slots"
+    assert passes.step_size(1) == 1, "its steps are"
 
 
 def test_dummy_tokens_are_pads_where_nobody_looks():

@@ -11,7 +11,7 @@ from itertools import accumulate, chain
 from typing import NamedTuple
 
 import pytest
-from cost_tables import TURBO_2060, encoder_cost
+from cost_tables import TOY_DECODER, TURBO_2060, encoder_cost
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -234,6 +234,8 @@ def test_what_a_policy_leaves_open_is_within_its_knobs_however_far_a_table_reach
     )
     budgets = [each.knobs["budget"] for each in fitting_policies(None, traffic, table) if "budget" in each.knobs]
     assert budgets == [2**20]
+    [joining] = fitting_policies(["continuous_batching:budget=8"], traffic, TOY_DECODER)
+    assert (joining.max_rows, joining.budget) == (min(8, TOY_DECODER.most_rows), 8), "it was the table's own limit"
 
 
 def test_policies_need_neither_torch_nor_numpy():
