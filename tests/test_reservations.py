@@ -34,7 +34,7 @@ def test_after_a_reservation_no_smaller_request_allocates(tiny, recipe):
 
 def test_a_reservation_runs_a_decode_step_whatever_stops_a_row(tiny, monkeypatch):
     steps, decode = [], SlotPasses._decode
-    monkeypatch.setattr(SlotPasses, "_decode", lambda self, max_kv: (steps.append(max_kv), decode(self, max_kv)))
+    monkeypatch.setattr(SlotPasses, "_decode", lambda self, *given: (steps.append(given), decode(self, *given)))
     Engine(tiny.decoder, Recipe.parse(PLANNED).parts).reserve(2, 10, Settings(6, stop=tuple(range(499))))
     assert steps
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cost_tables import TOY_DECODER, TURBO_2060, decoder_cost, encoder_cost
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from eet_lab.errors import Cancelled, CostError, PromptError, ScheduleError
@@ -118,6 +118,7 @@ def test_with_continuous_batching_requests_join_and_leave():
     st.lists(st.tuples(st.integers(1, 60), st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=25),
     st.tuples(st.integers(1, 5), st.integers(5, 40), st.integers(1, 30)),
 )
+@example([(19, 2, 0), (1, 1, 1), (1, 1, 0)], (3, 19, 19))
 def test_warped_time_runs_the_very_passes_of_the_scheduler(requests, knobs):
     """With passes of 1 ms, the simulator's passes are those of `simulate`, which knows no time."""
     rows, budget, chunk = knobs

@@ -52,22 +52,22 @@ class Grid:
 
     def at(self, *point: float) -> float:
         """The value at a point; CostError beyond what was measured."""
-        corners = [(0, 1.0)]
+        corners, parts = [0], list[float]()
         for axis, step, place in zip(self.axes, self._steps, point, strict=True):
             nodes = axis.nodes
             if place > nodes[-1]:
                 self._refuse(axis, place)
             after = bisect_left(nodes, place)
             if nodes[after] == place or not after:
-                corners = [(at + after * step, share) for at, share in corners]
+                corners = [at + after * step for at in corners]
                 continue
-            part = (place - nodes[after - 1]) / (nodes[after] - nodes[after - 1])
-            low, high = (after - 1) * step, after * step
-            corners = [(at + low, share * (1 - part)) for at, share in corners] + [
-                (at + high, share * part) for at, share in corners
-            ]
-        values = self._values
-        return sum(values[at] * share for at, share in corners)
+            parts.append((place - nodes[after - 1]) / (nodes[after] - nodes[after - 1]))
+            corners = [at + (after - 1) * step for at in corners] + [at + after * step for at in corners]
+        values = [self._values[at] for at in corners]
+        while parts:  # the last axis first: its upper half lies behind its lower one. Equal values stay what they are.
+            part, half = parts.pop(), len(values) // 2
+            values = [low + (high - low) * part for low, high in zip(values[:half], values[half:], strict=True)]
+        return values[0]
 
     def line(self, *point: float) -> np.ndarray:
         """The values where the last axis has 1, 2, ... up to the last of these numbers, and the others are as given.
