@@ -101,7 +101,7 @@ def served(engine, requests):
         engine.step()
 
 
-@pytest.mark.parametrize("words", ["static", "paged:pages=24", "static:planner=chunked", "paged:planner=no_reuse"])
+@pytest.mark.parametrize("words", ["static", "paged:pages=24", "static:planner=chunked"])
 def test_a_step_has_the_fewest_rows_that_are_captured(words, decoder, alone, sizes, in_place, monkeypatch):  # noqa: F811
     """Behind a host that is late, with batches between that have the same arena."""
     engine = engine_of(decoder, words, "rows=20:chunk=16:budget=32")
@@ -142,7 +142,7 @@ def test_a_step_after_a_batch_has_its_place(decoder):  # noqa: F811
         assert engine.generate(rows, Settings(3)).tokens == plain.generate(rows, Settings(3)).tokens
 
 
-@pytest.mark.parametrize("planner", ["greedy_by_size", "chunked", "no_reuse"])
+@pytest.mark.parametrize("planner", ["greedy_by_size", "chunked"])
 def test_no_plan_ends_the_graphs_of_another_for_good(planner, monkeypatch):
     """Prompts of few tokens, and steps of few rows, take turns: both have plans of their own."""
     captures = Counter()
