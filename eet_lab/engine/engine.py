@@ -112,9 +112,9 @@ class Engine(BaseEngine[Decoder]):
         that it would get alone, up to rounding: kernels are chosen by how many rows a step has. Requests with one seed
         draw the same noise unless each has its own `number`: it draws as that row of a batch would. The first that is
         drawn, the first with a top-k or top-p, and more requests at once than before may take longer: passes like that
-        are placed, and captured. There are as many slots, of as many columns, as the last
-        `reserve` made room for; else those of `continuous_batching`, of 1,024 columns. All calls come from the thread
-        that added the first request in flight; once it has ended, another one that calls takes them over. Errors:
+        are placed, and captured. There are as many slots, of as many columns, as the last `reserve` made room for; else
+        those of `continuous_batching`, of 1,024 columns. All calls come from the thread that added the first request in
+        flight; once it has ended, another one that calls takes them over. Errors:
         RecipeError without `continuous_batching`; PromptError, after which nothing has changed; EngineBusy on another
         thread while that one lives; OutOfMemory, as in `step`.
         """

@@ -60,10 +60,13 @@ class Graphs:
 
     def is_replayed(self, max_kv: int) -> bool:
         """Whether such a step is there already: Python launches nothing for it."""
-        return min(aligned(max_kv, self._bucket), self._longest) in self._graphs
+        return self._rounded(max_kv) in self._graphs
+
+    def _rounded(self, max_kv: int) -> int:
+        return min(aligned(max_kv, self._bucket), self._longest)
 
     def __call__(self, max_kv: int) -> None:
-        max_kv = min(aligned(max_kv, self._bucket), self._longest)
+        max_kv = self._rounded(max_kv)
         if not self._warm:  # libraries make their handles and workspaces at the first call, which can't be captured
             self._decode(max_kv)
             self._warm = True

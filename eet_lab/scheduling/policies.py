@@ -216,8 +216,8 @@ def policy_kind(words: str) -> type[BasePolicy]:
 def parse_policy(words: str, limits: Mapping[str, Any] = MappingProxyType({})) -> BasePolicy:
     """The policy of words such as "dynamic_program:trigger=lazy:wait_ms=2"; ScheduleError where there is none.
 
-    `limits` are values of knobs that the words leave open, for those policies that have such a knob; fewer where
-    another knob that is given must not be below.
+    `limits` are values of knobs that the words leave open, for those policies that have such a knob. One that another
+    knob must not be below (`at_least`) is lowered to that: "budget=8" lowers `max_rows` to 8.
     """
     kind, turns = policy_kind(words), words.strip().split(":")[1:]
     try:
