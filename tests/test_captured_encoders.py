@@ -75,7 +75,6 @@ def recorded(monkeypatch):
 
     monkeypatch.setattr(launch, "capture", capture)
     monkeypatch.setattr(launch, "capturing", nullcontext)
-    monkeypatch.setattr(launch, "new_pool", object)
 
 
 # --- buckets
@@ -312,7 +311,7 @@ def test_parts_that_would_capture_nothing_are_told(monkeypatch):
     with pytest.raises(RecipeError, match="These parts capture passes of texts, and this encoder reads images"):
         EncoderEngine(test_vision.ours("classes").encoder, parts(on_device=False))
     with pytest.raises(RecipeError, match="change launch, which an encoder does not use"):
-        EncoderEngine(ours("bert").encoder, replace(Parts(), launch=lambda decode, longest: decode))
+        EncoderEngine(ours("bert").encoder, replace(Parts(), launch=lambda decode, *_: decode))
     with pytest.raises(RecipeError, match="change launch, which an encoder does not use"):
         EncoderEngine(ours("bert").encoder, replace(Parts(), launch=NotCaptured()))
     with pytest.raises(RecipeError, match="captures passes of texts, and this model reads images"):

@@ -80,7 +80,7 @@ def repeated_work(work, pool=None) -> Repeated:
 @pytest.fixture
 def recorded(monkeypatch):
     """Captures are recordings, and passes have few sizes as on a GPU."""
-    for name, value in (("capture", recorded_work), ("capturing", nullcontext), ("new_pool", object)):
+    for name, value in (("capture", recorded_work), ("capturing", nullcontext)):
         monkeypatch.setattr(launch, name, value)
     monkeypatch.setattr(SlotPasses, "pass_size", lambda self, tokens: -(-tokens // SIZE) * SIZE)
 

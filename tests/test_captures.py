@@ -22,7 +22,7 @@ from eet_lab.ops import reference
 from eet_lab.ops.types import Choice
 from eet_lab.parts import Parts
 from eet_lab.parts.kv_cache import StaticKV
-from eet_lab.parts.launch import Decode
+from eet_lab.parts.launch import Decode, GraphPool
 from eet_lab.technique import Recipe
 
 BUCKET = 4
@@ -111,7 +111,7 @@ class EmulatedLaunch:
     counts: Counter = field(default_factory=Counter, hash=False)
     is_captured: ClassVar[bool] = True
 
-    def __call__(self, decode: Decode, longest: int) -> Emulated:
+    def __call__(self, decode: Decode, longest: int, pool: GraphPool) -> Emulated:
         return Emulated(decode, longest, self.counts)
 
 

@@ -135,7 +135,7 @@ def test_what_was_captured_is_void_when_pages_move(tiny):
     """Rows of fewer pads need more pages: the same session goes on, but no graph may write to the old pool."""
     launches = []
 
-    def launch(decode, longest):
+    def launch(decode, longest, pool):
         launches.append(decode)
         return decode
 

@@ -76,7 +76,6 @@ def recorded(monkeypatch):
 
     monkeypatch.setattr(launch, "capture", capture)
     monkeypatch.setattr(launch, "capturing", nullcontext)
-    monkeypatch.setattr(launch, "new_pool", object)
     for module in (buffers, optimizers):
         monkeypatch.setattr(module, "is_read_on_host", lambda weights: False)
 
@@ -228,19 +227,27 @@ class Row(NamedTuple):
 
 def test_graphs_share_a_pool_until_the_last_of_them_goes(monkeypatch):
     """Then PyTorch has forgotten it, and takes nothing more of that name."""
-    pools = []
+    handles = []
+
+    def capture(work, pool):
+        handles.append(pool.handle)
+        work()
+        graph = Recorder()
+        pool.add(graph)
+        return graph
+
     monkeypatch.setattr(launch, "capturing", nullcontext)
-    monkeypatch.setattr(launch, "new_pool", object)
-    monkeypatch.setattr(launch, "capture", lambda work, pool: pools.append(pool) or work() or Recorder())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(launch, "capture", capture)
     for graphs, num_pools in ((1, 3), (2, 1)):
-        pools.clear()
+        handles.clear()
         replays = steps.Replays(lambda given: given.row + 1, torch.device("cpu"), graphs)
         for length in (3, 3, 4, 4, 3, 3):
             replays(Row(torch.zeros(length)))
-        assert len({*map(id, pools)}) == num_pools, graphs
+        assert len({*map(id, handles)}) == num_pools, graphs
     replays.void()
     replays(Row(torch.zeros(3)))
-    assert len({*map(id, pools)}) == 2
+    assert len({*map(id, handles)}) == 2
 
 
 def test_a_trainer_that_nobody_has_is_gone_at_once(recorded):

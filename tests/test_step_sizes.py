@@ -61,9 +61,9 @@ class InPlace(Repeated):
 
 @pytest.fixture
 def in_place(monkeypatch):
-    """How often something was captured."""
+    """How often something was captured, by the pool of its graph."""
     captures = Counter()
-    monkeypatch.setattr(launch, "capture", lambda work, pool=None: (captures.update("1"), InPlace(work))[1])
+    monkeypatch.setattr(launch, "capture", lambda work, pool=None: (captures.update([pool]), InPlace(work))[1])
     return captures
 
 
@@ -157,7 +157,7 @@ def test_no_plan_ends_the_graphs_of_another_for_good(planner, monkeypatch):
 
 
 def test_a_warm_up_captures_steps_of_all_sizes(decoder, in_place, monkeypatch):  # noqa: F811
-    """For requests that ask for log-probabilities, too, whose memory is in no plan."""
+    """For requests that ask for log-probabilities, too, whose memory is in no plan: all graphs share it."""
     told, write = set[int](), LogprobLog.write
     monkeypatch.setattr(LogprobLog, "write", lambda *given: (told.add(len(given[-1].ids)), write(*given))[1])
     engine = engine_of(decoder, "static", "rows=20:chunk=16:budget=32")
@@ -166,4 +166,4 @@ def test_a_warm_up_captures_steps_of_all_sizes(decoder, in_place, monkeypatch): 
     captures = engine.captures
     for count in (1, 2, 9, 20):
         served(engine, [engine.add([1], Settings(4, temperature=row % 2)) for row in range(count)])
-    assert engine.captures == captures >= 3 * 4
+    assert engine.captures == captures >= 3 * 4 and len(in_place) == 1

@@ -80,7 +80,7 @@ def test_calls_are_those_that_pytorchs_dispatcher_counts(tiny, taken):
     """Counted where the timeline is taken, in a step of an engine's own."""
     counts = []
 
-    def launch(decode, longest):
+    def launch(decode, longest, pool):
         def counted(max_kv):
             with counting("cpu") as counter:
                 counter.start()

@@ -35,7 +35,7 @@ from eet_lab.errors import Cancelled, MonitorError, first_line
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_any_device, on_its_device
 from eet_lab.parts import Parts
-from eet_lab.parts.launch import Decode
+from eet_lab.parts.launch import Decode, GraphPool
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
 from eet_lab.texts import Prompts, RecipeLike, as_recipe
@@ -315,8 +315,8 @@ class Probe(Watch):
     def within(self, parts: Parts) -> Parts:
         """The parts with steps and ops that come by here."""
 
-        def launch(decode: Decode, longest: int) -> Decode:
-            inner = parts.launch(decode, longest)
+        def launch(decode: Decode, longest: int, pool: GraphPool) -> Decode:
+            inner = parts.launch(decode, longest, pool)
             return lambda max_kv: self._step(lambda: inner(max_kv), max_kv, longest - max_kv)
 
         launch.is_captured = parts.is_captured  # type: ignore[attr-defined]

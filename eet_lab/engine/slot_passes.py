@@ -17,7 +17,7 @@ from eet_lab.engine.token_buffer import SlotTable, num_numbers_of_changes
 from eet_lab.ops.types import Batch, Choice, Keys, Sampling, TokenBuffer
 from eet_lab.parts.batches import batch_of, decode_batch
 from eet_lab.parts.buckets import mixed, rounded_up
-from eet_lab.parts.launch import Graphs
+from eet_lab.parts.launch import GraphPool, Graphs
 from eet_lab.parts.steps import Replays
 from eet_lab.progress import Cancel
 from eet_lab.scheduling import Row, Schedule
@@ -74,6 +74,7 @@ class SlotPasses:
         self._steps: dict[int, _DecodeStep] = {}  # by the number of their rows
         self._placed = 0, num_slots  # tokens and rows of the passes that have their places in the arena
         self._replays: Replays | None = None  # of passes that are no decode steps
+        self._pool = GraphPool()  # of what is in no plan, as log-probabilities: passes run one after the other
         self._choices: tuple[Choice, ...] = ()  # for which there is a place in the arena
         self._generation = -1
 
@@ -132,8 +133,9 @@ class SlotPasses:
         kind, (T, placed_rows) = (self._choice, self._tells_logprobs, num_rows), self._placed
         if self.has_sizes and num_rows != placed_rows and not self._is_replayed(kind, max_kv):
             self._place(T, num_rows, reserved=False)  # before a capture, and it may end all graphs
-        if kind not in self._launches:  # the last column is never read
-            self._launches[kind] = self._engine.parts.launch(partial(self._decode, num_rows), self.capacity - 1)
+        if kind not in self._launches:
+            decode, longest = partial(self._decode, num_rows), self.capacity - 1  # the last column is never read
+            self._launches[kind] = self._engine.parts.launch(decode, longest, self._pool)
         self._launches[kind](max_kv)
 
     def _is_replayed(self, kind: _Kind, max_kv: int) -> bool:
@@ -197,7 +199,7 @@ class SlotPasses:
             assert launch is not None
             self._replays = Replays(
                 self._captured, device, launch.graphs,
-                shown=lambda given: given, frees_first=False, staging=self._engine.staging,
+                shown=lambda given: given, frees_first=False, staging=self._engine.staging, pool=self._pool,
             )  # fmt: skip
         given = batch if self.is_batch else mixed(batch, self.capacity)
         self._replays(_Read(given, self._choice, self._tells_logprobs))

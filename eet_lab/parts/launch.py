@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from threading import RLock
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 
@@ -20,7 +21,7 @@ from eet_lab.memory.lifetimes import aligned
 Decode = Callable[[int], None]
 
 
-def eager(decode: Decode, longest: int) -> Decode:
+def eager(decode: Decode, longest: int, pool: GraphPool) -> Decode:
     """The baseline: Python launches every kernel of every step."""
     return decode
 
@@ -41,16 +42,16 @@ class GraphLaunch:
     tokens: int = 16_384
     graphs: int = 256
 
-    def __call__(self, decode: Decode, longest: int) -> Graphs:
-        return Graphs(decode, longest, self.bucket)
+    def __call__(self, decode: Decode, longest: int, pool: GraphPool) -> Graphs:
+        return Graphs(decode, longest, self.bucket, pool)
 
 
 class Graphs:
     """The captured steps of so many rows; `captures` counts them."""
 
-    def __init__(self, decode: Decode, longest: int, bucket: int) -> None:
+    def __init__(self, decode: Decode, longest: int, bucket: int, pool: GraphPool) -> None:
         """`longest` is the largest `max_kv` that a step will have."""
-        self._decode, self._longest, self._bucket = decode, longest, bucket
+        self._decode, self._longest, self._bucket, self._pool = decode, longest, bucket, pool
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._warm = False
 
@@ -72,17 +73,37 @@ class Graphs:
             self._warm = True
             return
         if max_kv not in self._graphs:
-            self._graphs[max_kv] = capture(partial(self._decode, max_kv))
+            self._graphs[max_kv] = capture(partial(self._decode, max_kv), self._pool)
         self._graphs[max_kv].replay()
 
 
-def capture(work: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph:
-    """The launches of some work on the current device, which are not made. Graphs of a `pool` share their memory."""
+class GraphPool:
+    """Memory that graphs share, of which no two run at once."""
+
+    def __init__(self) -> None:
+        self._graphs = WeakSet[torch.cuda.CUDAGraph]()
+        self._handle: Any = None
+
+    @property
+    def handle(self) -> Any:
+        """PyTorch's name for it, for the next graph: PyTorch forgets a pool with the last graph that has it."""
+        if not self._graphs:
+            self._handle = torch.cuda.graph_pool_handle()
+        return self._handle
+
+    def add(self, graph: torch.cuda.CUDAGraph) -> None:
+        """A graph that has been captured into the pool keeps it as long as somebody keeps the graph."""
+        self._graphs.add(graph)
+
+
+def capture(work: Callable[[], object], pool: GraphPool | None = None) -> torch.cuda.CUDAGraph:
+    """The launches of some work on the current device, which are not made. Without a `pool` it has one of its own."""
+    pool = pool or GraphPool()
     # The collector might destroy an earlier graph, which ends a capture with an error.
     with capturing(), no_collection():
         graph = torch.cuda.CUDAGraph()
         # Thread-local: the threads that watch the run may ask the driver things meanwhile.
-        graph.capture_begin(pool, capture_error_mode="thread_local")
+        graph.capture_begin(pool.handle, capture_error_mode="thread_local")
         try:
             work()
         except BaseException:
@@ -90,12 +111,8 @@ def capture(work: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGrap
                 graph.capture_end()
             raise
         graph.capture_end()
+    pool.add(graph)
     return graph
-
-
-def new_pool() -> Any:
-    """What graphs share their memory by, where none is run beside another."""
-    return torch.cuda.graph_pool_handle()
 
 
 _capturing = RLock()

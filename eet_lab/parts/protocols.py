@@ -15,6 +15,7 @@ from eet_lab.models.decoder import Decoder
 from eet_lab.ops.types import KV, Attend, Batch, Empty, Extras, Layer, Linear, Norm, Sampling, Source, Spec, TokenBuffer
 from eet_lab.parts.buffers import Buffered
 from eet_lab.parts.kv_cache import KVCache
+from eet_lab.parts.launch import GraphPool
 from eet_lab.parts.losses import Head
 from eet_lab.parts.memory import FreshMemory
 from eet_lab.parts.passes import Batching, Group, Readable
@@ -132,8 +133,11 @@ class LaunchesSteps(Protocol):
 class Launches(Protocol):
     """How a decode step is launched. A part may declare `is_captured`: the host then launches a step as one thing."""
 
-    def __call__(self, decode: Callable[[int], None], longest: int, /) -> Callable[[int], None]:
-        """A function of the step's `max_kv`, which is at most `longest`; `decode(max_kv)` runs a step."""
+    def __call__(self, decode: Callable[[int], None], longest: int, pool: GraphPool, /) -> Callable[[int], None]:
+        """A function of the step's `max_kv`, which is at most `longest`; `decode(max_kv)` runs a step.
+
+        What is captured may take its memory from `pool`, as other passes of the same requests do.
+        """
 
 
 @runtime_checkable

@@ -26,6 +26,7 @@ from eet_lab.parts.passes import Batching, Group, Readable, Text
 from eet_lab.parts.staging import Staging, sent
 
 if TYPE_CHECKING:
+    from eet_lab.parts.launch import GraphPool
     from eet_lab.parts.protocols import LaysOutTexts
 
 Work = Callable[[Any], Tensor]
@@ -96,16 +97,18 @@ class Replays:
         shown: Callable[[Any], Any] | None = None,
         frees_first: bool = True,
         staging: Staging | None = None,
+        pool: GraphPool | None = None,
     ) -> None:
         """`shown` is what a graph gets to see of what is given; None: the host's lengths, only if all are the same.
 
         `frees_first`: before a capture what else was used goes back to the device, which takes some time. `staging` is
-        where work of all kinds reads, which may serve others, too; None: each kind has memory of its own.
+        where work of all kinds reads, which may serve others, too; None: each kind has memory of its own. Graphs share
+        the memory of `pool`; None: of one of their own.
         """
         self._work, self._device, self._most = work, device, most
         self._shown, self._frees_first, self._staging = shown or _by_device, frees_first, staging
         self._kept: dict[Hashable, _Kept] = {}  # the one that was used last is the last
-        self._pool: Any = None
+        self._pool = pool or launch.GraphPool()
         self.captures = 0
 
     def __call__(self, given: Any) -> Tensor:
@@ -151,8 +154,6 @@ class Replays:
         self._kept.clear()
 
     def _capture(self, kept: _Kept, arrived: Any) -> None:
-        if all(each.graph is None for each in self._kept.values()):  # PyTorch forgets a pool with its last graph
-            self._pool = launch.new_pool()
         if self._frees_first:
             gc.collect()  # what of other passes waits for it holds memory, and nodes that belong to other streams
             torch.cuda.empty_cache()  # what the same work took before would stay beside the graphs' own
