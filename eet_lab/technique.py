@@ -326,9 +326,9 @@ def _absent(t: Technique, device: str, config: Config | None = None) -> str | No
 
 def _required(t: Technique) -> list[Technique]:
     """What a technique needs, and what that needs, in canonical order."""
-    names = {*t.requires}
-    for _ in registry():
-        names |= {other for name in names for other in known(name).requires}
+    names, last = {*t.requires}, set[str]()
+    while names != last:
+        last, names = names, names.union(*(known(name).requires for name in names))
     return [technique() for name, technique in registry().items() if name in names]
 
 

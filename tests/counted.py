@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +17,20 @@ def tensors_in(given: Any) -> list[torch.Tensor]:
     if isinstance(given, (list, tuple)):
         return [tensor for each in given if each is not None for tensor in tensors_in(each)]
     return []
+
+
+@cache
+def writes(function: torch._ops.OpOverload) -> bool:
+    """Whether all that an operator gives back is what it was given to write to, such as `out`."""
+    results = function._schema.returns
+    return all(result.alias_info is not None and result.alias_info.is_write for result in results)
+
+
+@cache
+def is_new(function: torch._ops.OpOverload) -> bool:
+    """Whether nothing that it gives back is of what it was given: no view, and no tensor that may stay as it is."""
+    unsaid = torch.ops.aten._unsafe_view.default
+    return function is not unsaid and all(result.alias_info is None for result in function._schema.returns)
 
 
 class Counted(TorchDispatchMode):
@@ -37,13 +52,16 @@ class Counted(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        made = [tensor for tensor in tensors_in(result) if not tensor.is_meta]
-        given = {self._key(tensor) for tensor in tensors_in((args, *kwargs.values()))} if made else set()
+        made = [] if writes(function) else [tensor for tensor in tensors_in(result) if not tensor.is_meta]
+        given = set()
+        if made and not is_new(function):
+            given = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, *kwargs.values()))}
         for leaf in made:
-            if self._key(leaf) not in given:
-                storage = leaf.untyped_storage()
-                self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-                self._at_most += storage.nbytes()
+            storage = leaf.untyped_storage()
+            if storage._cdata not in given:
+                num_bytes = storage.nbytes()
+                self._alive[storage._cdata] = StorageWeakRef(storage), num_bytes
+                self._at_most += num_bytes
         if self._at_most > self.peak_bytes:  # to look at all storages after every operator would take most of the time
             self.peak_bytes = max(self.peak_bytes, self.num_bytes)
         return result
@@ -54,7 +72,3 @@ class Counted(TorchDispatchMode):
         self._alive = {key: entry for key, entry in self._alive.items() if not entry[0].expired()}
         self._at_most = sum(num_bytes for _, num_bytes in self._alive.values())
         return self._at_most
-
-    @staticmethod
-    def _key(tensor: torch.Tensor) -> int:
-        return tensor.untyped_storage()._cdata

@@ -69,11 +69,11 @@ def leaves(value: Any, place: Path_ = ()) -> Iterator[Path_]:
 
 
 def mutated(content: Any, places: Iterable[Path_], word: str) -> bytes:
-    content = copy.deepcopy(content)
+    content = copy.copy(content)
     for place in places:
         inner = content
         for key in place[:-1]:
-            inner = inner[key]
+            inner[key] = inner = copy.copy(inner[key])
         inner[place[-1]] = MARK
     return json.dumps(content).replace(f'"{MARK}"', word).encode()
 

@@ -44,7 +44,7 @@ def test_every_source_is_launched_from(sanitize):
     found = sanitize.record()
     launched = frozenset().union(*(call.kernels for call in found))
     assert launched == set(all_names()) - ({"wgmma_linear"} if not linear.MOST_TILE_TOKENS else set())
-    assert pickle.loads(pickle.dumps(found)) == found
+    assert pickle.loads(pickle.dumps(found[::20])) == found[::20]
     assert any(call.name.startswith("fused_layer/") and "8 blocks" in call.name for call in found)
 
 

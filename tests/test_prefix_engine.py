@@ -11,7 +11,7 @@ import pytest
 import torch
 from families import CONFIGS, NEW, expected, ours, prompts
 from test_captures import emulated
-from test_continuous import GREEDY, MIXED, POLICIES, alone, decoder, engine_of, lagging, recipe
+from test_continuous import GREEDY, MIXED, POLICIES, alone, decoder, engine_of, lagging, num_alike, recipe
 from test_soak import held
 
 from eet_lab.bench.parity import parity
@@ -42,34 +42,29 @@ def common_life(engine, alone, seed, num_requests, hows=GREEDY, most=24):
     """Requests of a few stems come and go, some again with their answers in front; some are cancelled. Returns how many
     were whole.
     """
-    draw, running, num_whole, begun = random.Random(seed), {}, 0, [[]]
+    draw, asked, added, running, begun = random.Random(seed), [], [], [], [[]]
     stems = [[draw.randrange(1, 60) for _ in range(most)] for _ in range(2)]
-    while num_requests or running:
-        if num_requests and draw.random() < 0.5:
-            num_requests -= 1
+    while len(added) < num_requests or running:
+        if len(added) < num_requests and draw.random() < 0.5:
             own = [draw.randrange(1, 60) for _ in range(draw.choice((0, 0, 1, 5)))]
             prompt = (draw.choice(begun[-4:]) or draw.choice(stems)[: draw.randint(1, most)]) + own
             stop = tuple(draw.sample(range(61), 4)) if draw.random() < 0.3 else ()
             how = draw.choice(hows) if hows[1:] else hows[0]
             settings = Settings(draw.randint(1, most), **how, seed=draw.randint(0, 2), stop=stop)
-            number = draw.randint(0, 2)
-            running[engine.add(prompt, settings, number=number)] = prompt, settings, number
+            added.append(engine.add(prompt, settings, number=len(added)))
+            asked.append((prompt, settings))
+            running.append(added[-1])
         engine.step()
-        for request, asked in [*running.items()]:
-            want = alone(*asked)
-            assert tuple(request.generated) == want[: len(request.generated)]
-            if request.done and len(request.generated) == len(want):
-                del running[request]
-                num_whole += 1
-                if len(asked[0]) < most:
-                    begun.append([*asked[0], *want])
+        for request in running:
+            if request.done and len(request.prompt) < most:
+                begun.append([*request.prompt, *request.generated])
             elif not request.done and draw.random() < 0.003:
                 engine.cancel(request)
-                del running[request]
+        running = [request for request in running if not request.done]
     assert engine.step() == []
     ledger = engine.cache.ledger
     assert ledger.free == ledger.num_pages - 1 and ledger.num_shared == 0
-    return num_whole
+    return num_alike(added, alone.each(asked))
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ def test_a_step_has_the_fewest_rows_that_are_captured(words, decoder, alone, siz
                 assert got == pytest.approx([told.logprob for told in want.logprobs[0]], abs=1e-4)
         assert random_life(engine, alone, f"{words}{count}", 12, MIXED) > 5
         assert engine.generate(rows[:3], Settings(7)).tokens == plain.generate(rows[:3], Settings(7)).tokens
+    served(engine, [engine.add([1], Settings(4))])
     assert {1, 8} < {*sizes} <= {1, 3, 8, 16, 20}, "with the batches' own"
     assert sizes.total() > in_place.total()
 
