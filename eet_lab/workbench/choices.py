@@ -49,6 +49,7 @@ class State(T.HasTraits):
     def __init__(self, **choices: Any) -> None:
         super().__init__(**choices)
         self._unavailable: dict[tuple[type[Technique], str, Config | None], str | None] = {}
+        self._recipes: dict[tuple[Technique, ...], Recipe | RecipeError] = {}
         self._config: Config | None = None  # of the model that is loaded
         self._dropped: set[str] = set()  # that went off because they could not stay on
 
@@ -91,7 +92,7 @@ class State(T.HasTraits):
         wanted += [name for name in registry() if name in self._dropped]
         waiting = [self.technique(name) for name in wanted if not self._reason(registry()[name])]
         kept: list[Technique] = []
-        while joins := next((t for t in waiting if _fit(*kept, t)), None):
+        while joins := next((t for t in waiting if self._fit(*kept, t)), None):
             waiting.remove(joins)
             kept.append(joins)
         names = {t.name for t in kept}
@@ -176,7 +177,7 @@ class State(T.HasTraits):
         others = [self.technique(other) for other in registry() if other != name and self.is_on(other)]
         kept = [t for t in others if name not in t.requires]  # those go, rather than stand in its way
         try:
-            Recipe((*kept, technique))
+            self._recipe(*kept, technique)
         except RecipeError as error:
             return _with_titles(str(error))
         return None
@@ -187,11 +188,31 @@ class State(T.HasTraits):
 
     def recipe(self) -> Recipe:
         """What is switched on; RecipeError where it does not fit together."""
-        return Recipe(tuple(self.technique(name) for name in registry() if self.is_on(name)))
+        return self._recipe(*(self.technique(name) for name in registry() if self.is_on(name)))
 
     def settings(self, model: Model) -> Settings:
         """How to generate; PromptError names a value that cannot be."""
         return Settings(**self.generation, stop=model.config.ends if self.stop_at_eos else ())
+
+    def _recipe(self, *techniques: Technique) -> Recipe:
+        """Their recipe, made once, since a page asks with each key; RecipeError where they do not fit together."""
+        if techniques not in self._recipes:
+            try:
+                self._recipes[techniques] = Recipe(techniques)
+            except RecipeError as error:
+                self._recipes[techniques] = error
+        found = self._recipes[techniques]
+        if isinstance(found, RecipeError):
+            raise found.with_traceback(None)
+        return found
+
+    def _fit(self, *techniques: Technique) -> bool:
+        """Whether they make a recipe."""
+        try:
+            self._recipe(*techniques)
+        except RecipeError:
+            return False
+        return True
 
     def _reason(self, technique: type[Technique]) -> str | None:
         """Asking a technique may look for compilers and drivers, so each is asked once a device and model."""
@@ -205,15 +226,6 @@ class State(T.HasTraits):
 def _with_titles(text: str) -> str:
     """Techniques as the page calls them."""
     return re.sub(rf"\b({'|'.join(registry())})\b", lambda found: registry()[found[1]].title, text)
-
-
-def _fit(*techniques: Technique) -> bool:
-    """Whether they make a recipe."""
-    try:
-        Recipe(techniques)
-    except RecipeError:
-        return False
-    return True
 
 
 def _whole(value: Any) -> Any:

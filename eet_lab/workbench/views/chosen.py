@@ -7,6 +7,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def _card(state: State, name: str, read_only: bool) -> dict[str, Any]:
         "summary": technique.summary.replace("`", ""),
         "paragraphs": [pieces(paragraph) for paragraph in technique.card.split("\n\n")[1:]],
         "lesson": _lesson(lesson) if lesson else None,
-        "source": _source(type(technique)),
+        "source": _source(technique),
         "why": why,
         "knobs": knobs_state(technique, enabled=why is None and not read_only),
     }
@@ -150,13 +151,14 @@ def _knob(technique: Technique, name: str, limits: Mapping[str, Any], enabled: b
     }
 
 
-def _source(technique: type[Technique]) -> str:
+@lru_cache(maxsize=64)
+def _source(technique: Technique) -> str:
     """The technique's own code; empty where it was typed somewhere that keeps none.
 
     Its docstring is left out: that is what the card says above it.
     """
     try:
-        text = textwrap.dedent(inspect.getsource(technique))
+        text = textwrap.dedent(inspect.getsource(type(technique)))
         [tree] = ast.parse(text).body
     except (OSError, TypeError, SyntaxError, ValueError):
         return ""
