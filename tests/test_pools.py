@@ -60,7 +60,7 @@ SETTLING = ("eet, repaired", "chunked, ascending, never")
 @given(seed=seeds)
 def test_pools_place_every_request(name, seed):
     rng = random.Random(seed)
-    for _ in range(5):
+    for _ in range(3):
         pool, ever = MAKERS[name](), dict[int, Chunk]()
         for request in requests(rng):
             plan = validate(pool.place(request))

@@ -1,4 +1,4 @@
-"""A thousand requests of random shapes and fifty engines, after which nothing is left behind."""
+"""Hundreds of requests of random shapes and many engines, after which nothing is left behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from eet_lab.parts.parts import Parts
 from eet_lab.technique import Recipe
 from eet_lab.training import Example, Trainer
 
-NUM_REQUESTS, NUM_ENGINES = 1000, 50
+NUM_REQUESTS, NUM_ENGINES = 400, 40
 RECIPES = ["", "memory_reuse:kv=paged", "pre_padding,mask_removal,packed_prefill,memory_reuse"]
 RECIPES += [f"pre_padding,memory_reuse:planner={name}" for name in POOLS if name != "optimal"]
 RECIPES += ["pre_padding,memory_reuse:planner=chunked:release=idle"]
@@ -32,7 +32,7 @@ PACKED = "pre_padding,mask_removal,packed_prefill"
 
 
 def soaked(decoder: Decoder, recipes: list[str], device: str, num_engines: int = NUM_ENGINES) -> None:
-    """An engine of a random recipe, twenty requests of random shapes, some of them after a reservation; closed."""
+    """An engine of a random recipe, requests of random shapes, some of them after a reservation; closed."""
     draw = random.Random(0)
     for _ in range(num_engines):
         engine = Engine(decoder, Recipe.parse(draw.choice(recipes), device).parts)

@@ -20,17 +20,17 @@ class Trace:
 
     def __init__(self) -> None:
         self._lifetimes: list[Lifetime | None] = []
-        self._alive: list[tuple[Lifetime, StorageWeakRef]] = []
+        self._alive: list[tuple[StorageWeakRef, str, int, int, str]] = []  # a storage, and what it is for and from when
 
     def empty(
         self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None, *, op: str = ""
     ) -> Tensor:
         self._bury()
         # `new_empty` takes ten times as long to make a meta tensor.
-        dtype, now = dtype or like.dtype, len(self._lifetimes)
+        dtype = dtype or like.dtype
         out = torch.empty(shape, dtype=dtype, device=like.device)
-        life = Lifetime(name, aligned(prod(shape) * dtype.itemsize), now, now, op)
-        self._alive.append((life, StorageWeakRef(out.untyped_storage())))
+        num_bytes, storage = aligned(prod(shape) * dtype.itemsize), StorageWeakRef(out.untyped_storage())
+        self._alive.append((storage, name, num_bytes, len(self._lifetimes), op))
         self._lifetimes.append(None)
         return out
 
@@ -46,9 +46,9 @@ class Trace:
     def _bury(self, even_alive: bool = False) -> None:
         last, alive = len(self._lifetimes) - 1, []
         for entry in self._alive:
-            life, storage = entry
+            storage, name, num_bytes, first, op = entry
             if even_alive or storage.expired():
-                self._lifetimes[life.first] = replace(life, last=last)
+                self._lifetimes[first] = Lifetime(name, num_bytes, first, last, op)
             else:
                 alive.append(entry)
         self._alive = alive
