@@ -14,7 +14,7 @@
 # WORKERS tests so many files at a time:  make test WORKERS=0   one after the other, in twice the time of 3
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-gpu test-ray test-oldest lint style types tested doctor media clean installed chromium compiled oldest collected collected-gpu
+.PHONY: help lab test test-gpu test-ray test-oldest lint style types tested doctor media clean installed chromium compiled oldest collected
 
 PYTHON ?=
 WORKERS ?= 3
@@ -46,7 +46,7 @@ test: export PIP_COMPILE := 0
 test: export PYTHONDONTWRITEBYTECODE :=
 test:
 	@$(MAKE) --no-print-directory --jobs 3 chromium compiled installed
-	@$(MAKE) --no-print-directory --jobs 4 oldest collected collected-gpu style
+	@$(MAKE) --no-print-directory --jobs 4 oldest collected style
 	@$(MAKE) --no-print-directory --jobs 2 tested types
 
 # Pages and notebooks leave a core idle now and then: mypy has those times.
@@ -69,12 +69,9 @@ compiled:
 oldest:
 	@$(BIN)/python tools/oldest.py
 
-# Compiles the tests, or each of the workers would. What cannot be collected, they tell, but for what needs a GPU.
+# Compiles the tests, or each of the workers would, and tells what cannot be collected, of what needs a GPU, too.
 collected:
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only -qqq >/dev/null 2>&1 || true
-
-collected-gpu:
-	@told=$$(OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only -qqq -m gpu tests/gpu 2>&1) || { echo "$$told"; exit 1; }
+	@told=$$(OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only -qqq -m "gpu or not gpu" 2>&1) || { echo "$$told"; exit 1; }
 
 test-gpu:
 	@$(SETUP) --extra test

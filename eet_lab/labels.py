@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from eet_lab.devices import kind_of
 from eet_lab.knobs import turn_in_words
@@ -34,15 +35,21 @@ def short_form(recipe: str, device: str, config: Config | None = None) -> str:
     machine this is, and such a model, where `config` is given: `config.in_training` of one that is trained. Any text
     gives a label: names that are not known here stay as they are.
     """
-    words, training = dict(_words_of(recipe)), config is not None and config.stage == "train"
-    ours = (t() for t in registry().values() if is_ours(t) and is_in_all(t, training))
-    fitting = (t for t in ours if config is None or t.unfit(config) is None)
-    whole = [t.name for t in fitting if kind_of(device) == "cuda" or obstacle(t, "cpu") is None]
+    words, whole = dict(_words_of(recipe)), _all_of_ours(kind_of(device), config)
     lacking = [name for name in whole if name not in words]
     beside = [_label(name, knobs) for name, knobs in words.items() if name not in whole or knobs]
     if words and len(lacking) <= FEW_LACKING and 2 * len(lacking) < len(whole):
         return "".join(["all", *(f" - {_label(name)}" for name in lacking), *(f" + {label}" for label in beside)])
     return in_titles(recipe)
+
+
+@lru_cache(maxsize=64)
+def _all_of_ours(kind: str, config: Config | None) -> tuple[str, ...]:
+    """What `all` means on a kind of device, which no cell changes: a page asks with each of its labels."""
+    training = config is not None and config.stage == "train"
+    ours = (t() for t in registry().values() if is_ours(t) and is_in_all(t, training))
+    fitting = (t for t in ours if config is None or t.unfit(config) is None)
+    return tuple(t.name for t in fitting if kind == "cuda" or obstacle(t, "cpu") is None)
 
 
 def with_labels(text: str, device: str) -> str:
