@@ -37,6 +37,12 @@ from eet_lab.training.step import Work
 PROVIDERS = ("eet_lab", "hf-eager", "hf-sdpa")
 
 
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    """Runs have two steps, where times need ten."""
+    monkeypatch.setattr(training, "STEPS", 2)
+
+
 def test_names_and_workloads_are_inverse():
     for name in ("train:gpt2/b8/s1024", "train:vit-b-32/b128", "train:some/folder/b1/s7-30/d0.1"):
         [workload] = parse(name)

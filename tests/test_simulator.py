@@ -83,6 +83,7 @@ def test_a_decoder_s_group_runs_until_its_last_answer_is_complete():
 @pytest.mark.parametrize("ahead", [0, 4])
 @pytest.mark.parametrize("name", [name for name, kind in POLICIES.items() if "generate" in kind.stages])
 @given(requests=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=25))
+@settings(max_examples=50)
 def test_steps_that_are_not_planned_are_those_of_the_scheduler(name, ahead, requests):
     """To the bit, and of a long answer's steps only the first and the last are planned."""
     cost = decoder_cost(lambda extra, rows, kv: 1 + 0.1 * extra + 0.3 * rows + 0.01 * kv)
