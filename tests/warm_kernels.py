@@ -33,6 +33,8 @@ FEW_SERVED = 3
 """Requests that lesson 5 gives to each of its engines, two thirds of whose time goes to the baseline."""
 FEW_TOKENS = 16
 """Of each rung of lesson 4's ladder: as many rungs, calls and figures."""
+FEW_COLUMNS = 96
+"""That lesson 3 adds to its cache: as many figures, of fewer steps."""
 LONGEST = 1 << 20
 """Bytes of a kernel's environment, at most."""
 
@@ -124,6 +126,7 @@ def begin(asked: socket.socket) -> None:
     if ROUNDS in os.environ:
         demos.DEMOS["gpt2-tiny"] = demos.DEMOS["gpt2-tiny"].in_steps(FEW_STEPS)
         memory_reuse.LOADS["cpu"] = (memory_reuse.LOADS["cpu"][0], FEW_ROWS)
+        memory_reuse.NEW_TOKENS = FEW_COLUMNS
         fast_training.NUM_TEXTS = FEW_TEXTS
         variable_length.NUM_SERVED = FEW_SERVED
         decode_speed.NEW_TOKENS = FEW_TOKENS
