@@ -117,8 +117,14 @@ def padded_on_the_right(name: str, rows: list[list[int]]) -> list[torch.Tensor]:
     return [states[: len(row)] for states, row in zip(hidden, rows, strict=True)]
 
 
+@cache
+def engine_of(name: str, recipe: str) -> EncoderEngine:
+    return EncoderEngine(ours(name).encoder, Recipe.parse(recipe).parts)
+
+
 def read(name, task, recipe="", batching=None, given=None):
-    return EncoderEngine(ours(name).encoder, Recipe.parse(recipe).parts).read(given or texts(), task, batching)
+    """What an engine makes of texts that may have read others before."""
+    return engine_of(name, recipe).read(given or texts(), task, batching)
 
 
 def close(got, exact):
