@@ -11,6 +11,7 @@ import pytest
 from cost_tables import MADE_UP, TOY_DECODER, TURBO_2060
 
 from eet_lab.cli import main
+from eet_lab.errors import Cancelled
 from eet_lab.progress import Clock
 from eet_lab.scheduling.cost import DecoderCost
 from eet_lab.scheduling.cost_files import load_cost, save_cost
@@ -129,6 +130,45 @@ def test_a_model_is_measured_and_its_table_kept(tmp_path, monkeypatch, capsys):
     assert "saved to" in capsys.readouterr().out and load_cost(tmp_path / "mine.json") == TOY_DECODER
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--trace", "nowhere.csv"], "nowhere.csv cannot be read"),
+        (["--policy", "dynamic"], "Did you mean 'dynamic_program'"),
+        (["--policy", "naive_padding:max_rows=0"], "max_rows is 0"),
+        (["--lengths", "5-1"], "the longest length is 1"),
+        (["--lengths", "9999"], "was measured up to"),
+        (["--rate", "0"], "rate is 0.0"),
+        (["--recipe", "pre_padding"], "add continuous_batching"),
+    ],
+)
+def test_what_is_refused_is_refused_before_a_model_is_measured(words, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("eet_lab.serving.profile.profile", lambda *given, **how: pytest.fail("it was measured"))
+    saved = tmp_path / "mine.json"
+    assert main(["simulate", "--model", "demo", "--device", "cpu", "--save", str(saved), *words]) == 2
+    assert says in capsys.readouterr().err and not saved.exists()
+
+
+@pytest.mark.parametrize("words", [["--trace", "nowhere.csv"], ["--policy", "dynamic"]])
+def test_a_trace_and_policies_are_read_before_a_model_is(words, monkeypatch):
+    monkeypatch.setattr("eet_lab.models.load", lambda *given, **how: pytest.fail("it was loaded"))
+    assert main(["simulate", "--model", "demo", *words]) == 2
+
+
+def test_a_table_is_saved_before_it_is_used(tmp_path, monkeypatch, capsys):
+    """It took a while to measure, and what fails afterwards does not take it away."""
+
+    def stopped(*given, **how):
+        raise Cancelled("The simulation was stopped.")
+
+    monkeypatch.setattr("eet_lab.serving.profile.profile", lambda *given, **how: TOY_DECODER)
+    monkeypatch.setattr("eet_lab.scheduling.simulator.simulate_traffic", stopped)
+    saved = tmp_path / "mine.json"
+    words = ["--save", str(saved), "--requests", "20", "--rate", "9", "--policy", "no_batching"]
+    assert main(["simulate", "--model", "demo", "--device", "cpu", *words]) != 0
+    assert load_cost(saved) == TOY_DECODER and f"saved to {saved}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_every_policy_has_a_card(name, capsys):
     assert main(["simulate", "--card", name]) == 0
@@ -174,6 +214,7 @@ def test_it_needs_no_torch(decoder):
     code = f"""
 import sys
 from eet_lab.cli import main
+from eet_lab.errors import Cancelled
 from eet_lab.progress import Clock
 main(["simulate", "--table", {decoder!r}, "--requests", "20"])
 sys.exit("torch" in sys.modules)

@@ -15,6 +15,7 @@ from eet_lab.errors import CostError, SetupError, TrafficError
 if TYPE_CHECKING:
     from eet_lab.progress import Cancel, Progress
     from eet_lab.scheduling.cost import CostTable
+    from eet_lab.scheduling.policy import BasePolicy
     from eet_lab.scheduling.served import Served
     from eet_lab.scheduling.traffic import Lengths, Traffic
 
@@ -75,22 +76,25 @@ def run(args: argparse.Namespace) -> int:
     from eet_lab.commands.simulate_table import served_table
     from eet_lab.progress import Clock
     from eet_lab.scheduling.cost_files import save_cost
+    from eet_lab.scheduling.trace import read_trace
 
     if args.card is not None:
         print(card(args.card))
         return 0
     _check(args)
+    trace = read_trace(args.trace) if args.trace else None
     with followed(Clock()) as (line, stop):
-        table = _table(args, line, stop)
-        traffic = _traffic(args, table)
-        found, remarks = _served(args, traffic, table, line, stop)
+        table = _table(args, trace, line, stop)
+    if args.save:  # at once: it may have taken a while to measure
+        print(f"saved to {save_cost(table, args.save)}")
+    with followed(Clock()) as (line, stop):
+        traffic, policies = _asked(args, trace, table)
+        found, remarks = _served(args, traffic, policies, table, line, stop)
     if not found:
         raise SetupError(f"No policy could be simulated. {'; '.join(remark.rstrip('.') for remark in remarks)}.")
     print(served_table(found, traffic, table, args.limit))
     for remark in remarks:
         print(remark)
-    if args.save:
-        print(f"saved to {save_cost(table, args.save)}")
     return 0
 
 
@@ -104,8 +108,12 @@ def card(name: str) -> str:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Errors for options that would have no effect, before any work."""
+    """Errors for options that would have no effect, and policies that there are not, before any work."""
+    from eet_lab.scheduling.policies import policy_kind
+
     check_writable(args.save)
+    for words in args.policy or ():
+        policy_kind(words)
     check_limit("limit", args.limit)
     check_trace_alone(args)
     if args.load is not None:
@@ -121,19 +129,32 @@ def _check(args: argparse.Namespace) -> None:
         raise CostError("--table names a table, and --model measures one. Leave one of them out.")
 
 
-def _table(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> CostTable:
+def _table(args: argparse.Namespace, trace: Traffic | None, progress: Progress, cancel: Cancel) -> CostTable:
     if args.model is None:
         from eet_lab.scheduling.cost_files import load_cost
 
         return load_cost(args.table or "demo-cpu")
     from eet_lab.models import load
-    from eet_lab.serving.profile import profile
+    from eet_lab.serving.profile import profile, unmeasured
 
     model = load(args.model, device=args.device, dtype=args.dtype)
+    _asked(args, trace, unmeasured(model, args.recipe))  # what it refuses is refused before the table is measured
     return profile(model, args.recipe, progress=progress, cancel=cancel)
 
 
-def _traffic(args: argparse.Namespace, table: CostTable) -> Traffic:
+def _asked(args: argparse.Namespace, trace: Traffic | None, table: CostTable) -> tuple[Traffic, list[BasePolicy]]:
+    """The traffic and the policies that serve it; errors for what goes beyond the table."""
+    from eet_lab.scheduling.choices import fitting_policies
+    from eet_lab.scheduling.simulator import check_fits
+
+    traffic = _drawn(args, table) if trace is None else trace
+    policies = fitting_policies(args.policy, traffic, table)
+    for policy in policies:
+        check_fits(traffic, policy, table)
+    return traffic, policies
+
+
+def _drawn(args: argparse.Namespace, table: CostTable) -> Traffic:
     from eet_lab.scheduling.choices import capacity, one_by_one_rate, usual_lengths
 
     def default_rate(lengths: Lengths, answers: Lengths) -> float:
@@ -145,21 +166,22 @@ def _traffic(args: argparse.Namespace, table: CostTable) -> Traffic:
     if table.kind != "decoder":
         if args.new_tokens is not None:
             raise TrafficError("--new-tokens is for answers, but the table is of an encoder. Leave it out.")
-        args.new_tokens = answers = "1"
+        answers = "1"
     return traffic_of(args, 2000, default_rate, usual, answers, table.most_length)
 
 
 def _served(
-    args: argparse.Namespace, traffic: Traffic, table: CostTable, progress: Progress, cancel: Cancel
+    args: argparse.Namespace,
+    traffic: Traffic,
+    policies: list[BasePolicy],
+    table: CostTable,
+    progress: Progress,
+    cancel: Cancel,
 ) -> tuple[list[Served], list[str]]:
     """What each policy makes of the traffic, and remarks on those of the default ones that go beyond the table."""
-    from eet_lab.scheduling.choices import fitting_policies
-    from eet_lab.scheduling.simulator import check_fits, simulate_traffic
+    from eet_lab.scheduling.simulator import simulate_traffic
 
     found, remarks = list[Any](), list[str]()
-    policies = fitting_policies(args.policy, traffic, table)
-    for policy in policies:
-        check_fits(traffic, policy, table)
     for number, policy in enumerate(policies, 1):
         which = f"requests by {policy.title}, policy {number} of {len(policies)}"
         told = _by_percent(progress, which)

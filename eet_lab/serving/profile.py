@@ -21,7 +21,15 @@ from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.cost import CostTable, Provenance
 from eet_lab.scheduling.cost_files import load_cost, save_cost
 from eet_lab.serving.options import DECODER_RECIPE, ENCODER_RECIPE
-from eet_lab.serving.profile_passes import REPEATS, decoder_axes, encoder_axes, measured_decoder, measured_encoder
+from eet_lab.serving.profile_passes import (
+    REPEATS,
+    decoder_axes,
+    encoder_axes,
+    filled_decoder,
+    filled_encoder,
+    measured_decoder,
+    measured_encoder,
+)
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
 
@@ -47,13 +55,9 @@ def profile(
     for axes that the model cannot run; OutOfMemory; Cancelled.
     """
     check_repeats(repeats)
-    decodes = checked_model(model).config.stage == "generate"
-    usual = DECODER_RECIPE if decodes else ENCODER_RECIPE
-    chosen = as_recipe(usual if recipe is None else recipe, model.device, model.config)
-    source = _source(model, chosen, note)
-    if axes is None:
-        axes = decoder_axes(model, chosen, repeats) if decodes else encoder_axes(model)
-    wanted = [tuple(axis) for axis in axes]
+    chosen = _chosen(model, recipe)
+    decodes, source = model.config.stage == "generate", _source(model, chosen, note)
+    wanted = [tuple(axis) for axis in (_usual_axes(model, chosen, repeats) if axes is None else axes)]
     if len(wanted) != (3 if decodes else 2):
         raise CostError(f"There are {len(wanted)} axes, but a table of {model.name} has {3 if decodes else 2}.")
     code = _code(source.commit)
@@ -67,6 +71,25 @@ def profile(
         kept.parent.mkdir(mode=0o700, exist_ok=True)
         save_cost(table, kept)
     return table
+
+
+def unmeasured(model: Model, recipe: RecipeLike | None = None) -> CostTable:
+    """The table that `profile` would measure, as if each pass took 1 ms: it tells what would be beyond the real one.
+
+    Errors: RecipeError, as `profile`.
+    """
+    chosen = _chosen(model, recipe)
+    axes, source = _usual_axes(model, chosen, REPEATS), _source(model, chosen, "")
+    return filled_decoder(axes, source) if model.config.stage == "generate" else filled_encoder(axes, source)
+
+
+def _chosen(model: Model, recipe: RecipeLike | None) -> Recipe:
+    usual = DECODER_RECIPE if checked_model(model).config.stage == "generate" else ENCODER_RECIPE
+    return as_recipe(usual if recipe is None else recipe, model.device, model.config)
+
+
+def _usual_axes(model: Model, recipe: Recipe, repeats: int) -> tuple[tuple[int, ...], ...]:
+    return decoder_axes(model, recipe, repeats) if model.config.stage == "generate" else encoder_axes(model)
 
 
 def _source(model: Model, recipe: Recipe, note: str) -> Provenance:

@@ -128,6 +128,12 @@ def decoder_axes(model: Model, recipe: Recipe, repeats: int) -> tuple[tuple[int,
     return extras, _powers(1, 4, slots), _powers(min(16, most), 4, most)
 
 
+def filled_decoder(axes: Sequence[tuple[int, ...]], source: Provenance) -> DecoderCost:
+    """A decoder's table before it is measured: 1 ms each; CostError for axes that none can have."""
+    extras, rows, columns = axes
+    return DecoderCost(extras, rows, columns, (((1.0,) * len(columns),) * len(rows),) * len(extras), source)
+
+
 @on_its_device
 def measured_decoder(
     model: Model,
@@ -140,8 +146,7 @@ def measured_decoder(
 ) -> DecoderCost:
     """Passes of an engine over random tokens."""
     extras, rows, columns = axes
-    filler = [[[1.0] * len(columns)] * len(rows)] * len(extras)
-    DecoderCost(extras, rows, columns, filler, source)  # type: ignore[arg-type]  # which checks the axes
+    filled_decoder(axes, source)  # which checks the axes
     slots, budget, chunk = _limits(model, recipe)
     if rows[-1] > slots or rows[0] < 1:
         raise CostError(f"rows go from {rows[0]:,} to {rows[-1]:,}, but {recipe} has 1 to {slots:,}.")
@@ -279,6 +284,12 @@ def encoder_axes(model: Model) -> tuple[tuple[int, ...], ...]:
     return _powers(16, 2, model.config.context), _powers(1, 2, 64 if model.device == "cpu" else 256)
 
 
+def filled_encoder(axes: Sequence[tuple[int, ...]], source: Provenance) -> EncoderCost:
+    """The same of an encoder."""
+    lengths, batches = axes
+    return EncoderCost(lengths, batches, ((1.0,) * len(batches),) * len(lengths), source)
+
+
 @on_its_encoders_device
 def measured_encoder(
     model: Model,
@@ -291,7 +302,7 @@ def measured_encoder(
 ) -> EncoderCost:
     """Passes over random texts, the largest first, from lists of token ids to vectors on the host."""
     lengths, batches = axes
-    EncoderCost(lengths, batches, [[1.0] * len(batches)] * len(lengths), source)  # type: ignore[arg-type]  # axes
+    filled_encoder(axes, source)  # which checks the axes
     check_whole(CostError, "the longest text", lengths[-1], 1, model.config.context)
     draw, vocab, times = random.Random(0), model.config.vocab_size, {}
     with closing(EncoderEngine(model.encoder, recipe.parts)) as engine:
