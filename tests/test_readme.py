@@ -9,10 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import GPT2LMHeadModel
 
 import eet_lab
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.rows import read
+from eet_lab.engine.slots import COLUMNS
+from eet_lab.models.loading import DEMO
 from eet_lab.technique import names_in_all, registry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -213,6 +217,31 @@ def test_what_the_readme_says_of_memory_runs_as_pasted(capsys):
     told = capsys.readouterr().out
     assert told.startswith("2 rows of 4 + 64 tokens: fits.")
     assert "Lifetime(" in told
+
+
+def test_requests_that_join_run_as_pasted_and_slots_have_the_columns_that_are_told(capsys):
+    section = (ROOT / "README.md").read_text().split("Requests that join and leave")[1]
+    block = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+    exec(compile(block, "README.md", "exec"), cell := {"__name__": "__main__", "eet_lab": eet_lab})
+    engine, request = cell["engine"], cell["request"]
+    assert len(request.generated) == capsys.readouterr().out.count("new ones>") == 20
+    assert f"A slot has {COLUMNS:,} columns" in section and engine.slots.num_slots == 16
+    late = engine.add([1, 2, 3])
+    engine.step()
+    engine.cancel(late)
+    assert late.finish_reason == "cancelled" and engine.slots.idle
+
+
+def test_the_logits_of_a_prompt_are_had_as_pasted():
+    section = (ROOT / "README.md").read_text().split("How well a decoder predicts")[1]
+    block = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+    exec(compile(block, "README.md", "exec"), cell := {"__name__": "__main__", "eet_lab": eet_lab})
+    ids = cell["model"].encode("Return a list of")
+    theirs = GPT2LMHeadModel.from_pretrained(DEMO, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        wanted = theirs.to(cell["model"].device)(torch.tensor([ids], device=cell["model"].device)).logits[0]
+    [got] = cell["found"]
+    assert torch.allclose(got.float(), wanted, atol=1e-3 if got.dtype == torch.float32 else 0.1)
 
 
 def test_training_runs_as_pasted_but_for_fewer_steps(tmp_path, monkeypatch, capsys):
