@@ -232,12 +232,15 @@ def registry() -> Mapping[str, type[Technique]]:
     return MappingProxyType(headline | _REGISTRY)
 
 
-def known(name: str) -> type[Technique]:
-    """The technique of that name; RecipeError if there is none."""
+def known(name: str, before: str = "") -> type[Technique]:
+    """The technique of that name; RecipeError if there is none. `before` is the word before it: it may be a knob's."""
     if name not in registry():
         hint = did_you_mean(name, registry())
         if "=" in name:
+            whose = registry().get(before.partition(":")[0])
             hint = " A knob follows its technique after a colon, as in memory_reuse:kv=paged:page=32."
+            if whose and name.partition("=")[0] in {f.name for f in fields(whose)}:
+                hint = f" It is a knob of {whose.name}: write {before}:{name}."
         if name.lower() in ("none", "off", "no"):
             hint = " A recipe without any is called baseline."
         many = len(registry())
@@ -255,7 +258,7 @@ def named(text: str, device: str = "cpu", config: Config | None = None) -> tuple
         raise RecipeError(f"config is {told(config)}, but it must be a model's: model.config, or None.")
     chosen: dict[str, Technique] = {}
     by_name: set[str] = set()
-    has_all = False
+    has_all, before = False, ""
     for word in filter(None, (word.strip() for word in text.split(","))):
         name, *turns = word.split(":")
         if name == "baseline" and not turns:
@@ -283,8 +286,9 @@ def named(text: str, device: str = "cpu", config: Config | None = None) -> tuple
         elif name in by_name:
             raise RecipeError(f"{name} is named twice in {text!r}; name it once.")
         else:
-            chosen[name] = known(name)(**read_knobs(known(name), turns))
+            chosen[name] = known(name, before)(**read_knobs(known(name), turns))
             by_name.add(name)
+        before = word
     return tuple(chosen.values())
 
 

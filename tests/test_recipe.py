@@ -328,8 +328,14 @@ def test_the_text_of_a_choice_is_told_apart_from_the_choice():
 
 
 def test_a_knob_behind_a_comma_is_told_where_it_belongs():
-    with pytest.raises(RecipeError, match=r"no technique 'page=32'\. A knob follows its technique after a colon"):
-        Recipe.parse("memory_reuse:kv=paged,page=32")
+    for words, joined in (
+        ("continuous_batching:rows=3,chunk=5", "continuous_batching:rows=3:chunk=5"),
+        ("all, continuous_batching , chunk=5:budget=7", "continuous_batching:chunk=5"),
+    ):
+        with pytest.raises(RecipeError, match=rf"'chunk=5'\. It is a knob of continuous_batching: write {joined}\. "):
+            Recipe.parse(words)
+    with pytest.raises(RecipeError, match=r"'page=32'\. A knob follows its technique after a colon"):
+        Recipe.parse("continuous_batching:rows=3,page=32")
 
 
 CPU = "pre_padding,mask_removal,memory_reuse,packed_prefill"
