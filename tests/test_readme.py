@@ -18,6 +18,7 @@ from eet_lab.bench.rows import read
 from eet_lab.engine.slots import COLUMNS
 from eet_lab.models.loading import DEMO
 from eet_lab.technique import names_in_all, registry
+from eet_lab.techniques.dependent_launch import OLDEST_GPU
 
 ROOT = Path(__file__).resolve().parent.parent
 MANY = ("serve:", "encode:")
@@ -50,6 +51,13 @@ def test_tables_are_renewed_between_their_markers(tmp_path, capsys):
     assert text.endswith("\nafter\n")
     assert "old" not in text
     assert all(f"`{name}`" in text for name in registry())
+
+
+def test_a_technique_that_needs_a_newer_gpu_says_so_in_the_table():
+    newer = f"an NVIDIA GPU of sm_{OLDEST_GPU[0]}{OLDEST_GPU[1]} or newer"
+    needs = {line.split("|")[1].strip(" `"): line.split("|")[3] for line in readme.techniques().splitlines()[2:]}
+    assert [name for name, words in needs.items() if newer in words] == ["dependent_launch"]
+    assert needs["cuda_graphs"].endswith("an NVIDIA GPU ") and "GPU" not in needs["memory_reuse"]
 
 
 def test_others_stand_beside_us_only_if_they_ran_beside_us():

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -79,11 +80,17 @@ def techniques() -> str:
     """A row for each technique, in canonical order."""
     lines = ["| technique | what it does | needs | numerics |", "|---|---|---|---|"]
     for t in (technique() for technique in registry().values()):
-        needs = ", ".join(f"`{name}`" for name in t.requires)
-        if t.unavailable("cpu"):
-            needs = f"{needs}, an NVIDIA GPU" if needs else "an NVIDIA GPU"
-        lines.append(f"| `{t.name}` | {t.summary} | {needs or '–'} | {t.numerics} |")
+        needs = [f"`{name}`" for name in t.requires]
+        if reason := t.unavailable("cpu"):
+            needs.append(_gpu(reason))
+        lines.append(f"| `{t.name}` | {t.summary} | {', '.join(needs) or '–'} | {t.numerics} |")
     return "\n".join(lines)
+
+
+def _gpu(reason: str) -> str:
+    """What is needed where no GPU is, and how new, if the reason says so."""
+    oldest = re.search(r"needs compute capability (\d+)\.(\d+)", reason)
+    return f"an NVIDIA GPU of sm_{oldest[1]}{oldest[2]} or newer" if oldest else "an NVIDIA GPU"
 
 
 def models(rows: Sequence[Row]) -> str:
