@@ -70,6 +70,17 @@ def test_what_no_page_pool_holds_is_told_before_any_work(decoder):
     assert engine.add([1], Settings(2), number=2**31 - 1).done is False
 
 
+def test_pages_that_hold_less_than_a_slot_are_told_of_rather_than_the_slot(decoder, monkeypatch):
+    """More room in the slots would not help."""
+    monkeypatch.setattr("eet_lab.engine.engine.COLUMNS", 120)
+    engine = Engine(decoder, Recipe.parse(recipe("paged:pages=5")).parts)
+    with pytest.raises(PromptError, match=r"holds 80 columns\. Shorten the prompt, or .* pages \(memory_reuse:pages\)"):
+        engine.add([1] * 150, Settings(9))
+    roomy = Engine(decoder, Recipe.parse(recipe("paged:pages=12")).parts)
+    with pytest.raises(PromptError, match="its slot, whose room is 120 tokens"):
+        roomy.add([1] * 150, Settings(9))
+
+
 def test_where_pages_run_out_the_newest_is_read_again(decoder, alone):
     engine = engine_of(decoder, "paged", columns=64, kv_cache=PagedKV(page=16, num_pages=6))
     assert random_life(engine, alone, 1, 40, most=30) > 20

@@ -98,8 +98,9 @@ class Slots:
     def check(self, requests: Sequence[Request]) -> None:
         """PromptError for one that is longer than a slot, or than all pages."""
         longest = max(requests, key=lambda each: each.full_length)
-        slot = f"its slot, whose room is {self.capacity:,} tokens"
-        check_length(longest, self.capacity, slot, "make room by Engine.reserve while no request is in flight")
+        if self.scheduler.ledger.most_columns >= self.capacity:  # else its slot would hold more than the pages do
+            slot = f"its slot, whose room is {self.capacity:,} tokens"
+            check_length(longest, self.capacity, slot, "make room by Engine.reserve while no request is in flight")
         self.scheduler.check(longest)
 
     def cancel(self, request: Request) -> None:
