@@ -84,7 +84,7 @@ class Engine(BaseEngine[Decoder]):
         cancel: Cancel | None = None,
         forced: Sequence[Sequence[int]] | None = None,
     ) -> Generation:
-        """Continue every prompt (token ids, ragged) and return the tokens with their timing.
+        """Continue every prompt (token ids, ragged; empty ones from BOS) and return the tokens with their timing.
 
         `settings` are the same for all, or a list with those of each prompt. `on_step` is called on this thread for
         each finished step. `cancel` ends the run at the next step, or between two ops of a prefill that is not
@@ -108,13 +108,13 @@ class Engine(BaseEngine[Decoder]):
     def add(self, prompt: Sequence[int], settings: Settings | None = None, *, number: int = 0) -> Request:
         """Queue a prompt (token ids), to be continued by `step` beside those that are there already.
 
-        It joins as soon as there is a slot, and is `done` when its last token is in `generated`. It gets the tokens
-        that it would get alone, up to rounding: kernels are chosen by how many rows a step has. Requests with one seed
-        draw the same noise unless each has its own `number`: it draws as that row of a batch would. The first that is
-        drawn, the first with a top-k or top-p, and more requests at once than before may take longer: passes like that
-        are placed, and captured. There are as many slots, of as many columns, as the last `reserve` made room for; else
-        those of `continuous_batching`, of 1,024 columns. All calls come from the thread that added the first request in
-        flight; once it has ended, another one that calls takes them over. Errors:
+        An empty prompt starts from BOS. It joins as soon as there is a slot, and is `done` when its last token is in
+        `generated`. It gets the tokens that it would get alone, up to rounding: kernels are chosen by how many rows a
+        step has. Requests with one seed draw the same noise unless each has its own `number`: it draws as that row of a
+        batch would. The first that is drawn, the first with a top-k or top-p, and more requests at once than before may
+        take longer: passes like that are placed, and captured. There are as many slots, of as many columns, as the last
+        `reserve` made room for; else those of `continuous_batching`, of 1,024 columns. All calls come from the thread
+        that added the first request in flight; once it has ended, another one that calls takes them over. Errors:
         RecipeError without `continuous_batching`; PromptError, after which nothing has changed; EngineBusy on another
         thread while that one lives; OutOfMemory, as in `step`.
         """
@@ -190,8 +190,9 @@ class Engine(BaseEngine[Decoder]):
 
         Its passes are placed, the KV cache gets its size, and two steps are run, so that libraries take what they keep.
         `settings` tell max_new_tokens and how tokens are drawn, not when to stop; a batch that asks for other things is
-        placed on its own. CUDA graphs take memory of their own: each number of rows, and each bucket of columns, is
-        captured when a batch first reaches it. Errors: those of `generate`. `close` gives it all back.
+        placed on its own. With `continuous_batching`, rows are slots: there are no more than the recipe's, and `add`
+        has no more than these. CUDA graphs take memory of their own: each number of rows, and each bucket of columns,
+        is captured when a batch first reaches it. Errors: those of `generate`. `close` gives it all back.
         """
         settings = replace(checked_settings(settings), stop=())
         self._check_idle("reserve")
