@@ -261,7 +261,7 @@ LONG = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}
         ),
         ("llama", {"num_hidden_layers": 2}, "has 9 that a Llama has no place for"),
         ("llama", {"num_key_value_heads": 3}, "4 heads of 8 and 3 KV heads"),
-        ("llama", {"hidden_act": "relu"}, "activation 'relu' is not supported; supported: silu"),
+        ("llama", {"hidden_act": "relu"}, r"activation 'relu' is not supported; supported: silu.*\. Choose .*, or run"),
         ("llama", {"rms_norm_eps": 0}, "rms_norm_eps is 0, but .* Llama's is 1e-06"),
         (
             "llama",
@@ -307,8 +307,12 @@ def test_a_decoder_with_another_head_or_without_one_is_told(name, kind, tmp_path
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"model_type": "mamba"}, "^The architecture 'mamba' is not supported. Supported: .* as encoder-decoders.$"),
-        ({"model_type": None}, r"^The config names no architecture \(model_type\). Supported: GPT-2"),
+        (
+            {"model_type": "mamba"},
+            "^The architecture 'mamba' is not supported. Supported: .* as encoder-decoders. Choose one of these, or "
+            "run this one with transformers.$",
+        ),
+        ({"model_type": None}, r"^The config names no architecture \(model_type\). Supported: GPT-2.* one of these.$"),
     ],
 )
 def test_an_architecture_is_not_taken_for_one_that_is_spelt_like_it(changes, says, tmp_path):

@@ -40,7 +40,7 @@ from eet_lab.progress import Cancel, Progress, raise_if_cancelled
 from eet_lab.scheduling import LEFT_PADDED
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
-from eet_lab.words import plain
+from eet_lab.words import counted, plain
 
 HELD_OUT = "held-out documentation of Python"
 """What the demo model never saw in training; other models may have."""
@@ -135,7 +135,8 @@ def windows(ids: Sequence[int], window: int, stride: int) -> Iterator[Window]:
 def _checked(ids: Sequence[int], window: int, stride: int, model: Model) -> tuple[int, int]:
     """Window and stride; PromptError for what cannot be read."""
     if len(ids) < 2:
-        raise PromptError(f"The text has {len(ids)} tokens, but the first one is only context: give at least two.")
+        has = counted(len(ids), "token")
+        raise PromptError(f"The text has {has}, but the first one is only context: give at least two.")
     if not 2 <= window <= model.config.context:
         raise PromptError(f"window is {window}, but it must be from 2 to the model's context, {model.config.context}.")
     if not 1 <= stride <= window:

@@ -40,10 +40,10 @@ def family_of(settings: Mapping[str, Any]) -> Any:
     """The module for a checkpoint's config; ModelError, which lists what is supported, where there is none."""
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        why = "The config names no architecture (model_type)"
+        why, remedy = "The config names no architecture (model_type)", "Choose one of these"
         if kind:  # programs write it, so it is not misspelt: nothing similar is suggested
-            why = f"The architecture {kind!r} is not supported"
-        raise ModelError(f"{why}. Supported: {SUPPORTED}.")
+            why, remedy = f"The architecture {kind!r} is not supported", f"{remedy}, or run this one with transformers"
+        raise ModelError(f"{why}. Supported: {SUPPORTED}. {remedy}.")
     return FAMILIES[kind]
 
 

@@ -62,7 +62,10 @@ def choice(settings: Settings, name: str, usual: str, known: Mapping[str, str]) 
     """What an activation is called here."""
     value = settings.get(name, usual)
     if not isinstance(value, str) or value not in known:
-        raise ModelError(f"The activation {value!r} is not supported; supported: {', '.join(known)}.")
+        raise ModelError(
+            f"The activation {value!r} is not supported; supported: {', '.join(known)}. Choose a model with one of "
+            "these, or run this one with transformers."
+        )
     return known[value]
 
 
