@@ -54,9 +54,10 @@ def register_attention(name: str = "eet") -> None:
         model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eet")
 
     Two numbers bound the keys of a row, so pads (left or right) are neither read nor computed with; a pad's own output
-    tells nothing. Causal, sliding-window, bidirectional and cross attention, with and without a cache. On a GPU, passes
-    in inference take our kernels; what these do not take, such as cross attention and windows that are not causal, is
-    warned of once for each kind of module, and takes PyTorch's attention over each row's own keys, as training does.
+    tells nothing. So pad right where a head reads the first column, as BERT's do for classes of texts. Causal,
+    sliding-window, bidirectional and cross attention, with and without a cache. On a GPU, passes in inference take our
+    kernels; what these do not take, such as cross attention and windows that are not causal, is warned of once for each
+    kind of module, and takes PyTorch's attention over each row's own keys, as training does.
     Errors, when the model runs: ModelError for masks that two numbers cannot say, dropout, attention weights, and
     models that ask for a mask but attend by themselves, such as CodeGen. Of those that ask for none, such as DeBERTa,
     nothing is known here: transformers takes any name for them, and they stay as they are. ModelError at once for a
