@@ -59,6 +59,8 @@ def test_unknown_command_lists_the_known_ones(capsys):
     [
         (["compare", "--promt=x"], "compare: error: unrecognized arguments: --promt=x. Did you mean '--prompt'?"),
         (["doctor", "it"], "eet-lab doctor: error: unrecognized arguments: it\n"),
+        (["generate", "--prompt", "a list"], "a prompt is typed without --prompt: eet-lab generate 'a list'\n"),
+        (["generate", "--prompt=x", "--recipe", "all"], "without --prompt: eet-lab generate x\n"),
         (["--nothing"], "eet-lab: error: unrecognized arguments: --nothing\n"),
     ],
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from eet_lab.commands.arguments import (
     NEW_TOKENS,
@@ -37,11 +39,19 @@ Ctrl-C stops at the next token and keeps what is there.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("prompts", nargs="+", metavar="PROMPT", help="what to continue")
+    parser.add_argument("--prompt", action=_Typed, help=argparse.SUPPRESS)
     add_recipe(parser)
     parser.add_argument("--ignore-eos", action="store_true", help="go on after a token that ends a text")
     add_generation(parser)
     parser.set_defaults(new_tokens=None)
     add_model(parser)
+
+
+class _Typed(argparse.Action):
+    """An option of `eet-lab compare`, which is none here: says what to type."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        parser.error(f"a prompt is typed without --prompt: eet-lab generate {shlex.quote(values)}")
 
 
 def run(args: argparse.Namespace) -> int:
