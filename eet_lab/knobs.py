@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import Field, field, fields
 from types import MappingProxyType
 from typing import Any
@@ -51,26 +51,35 @@ def turn_in_words(technique: Any, turn: str) -> str:
     return f"{label}: {words.get(value, value)}"
 
 
+def labels(technique: Any) -> dict[str, str]:
+    """What a page calls each knob of a technique, by name."""
+    return {f.name: f.metadata.get("label") or f.name.replace("_", " ") for f in fields(technique)}
+
+
 def check_knobs(technique: Any) -> None:
     """RecipeError where a technique's knob is not what it may be."""
-    for f in fields(technique):
-        value, kind = getattr(technique, f.name), type(f.default)
-        choices, low, high = _limits(f)
-        if choices:
-            # 1, 1.0 and True are equal, but only one of them is read back from the technique's words.
-            fine = any(type(value) is type(choice) and value == choice for choice in choices)
-            hint = _nearest(value, choices)
-        else:
-            fits, hint = type(value) is kind or (kind is float and type(value) is int), ""
-            fine = fits and (low is None or value >= low) and (high is None or value <= high)
-        if not fine:
-            raise RecipeError(f"{technique.name}:{f.name} is {value!r}, but it must be {_allowed(f)}.{hint}")
+    values = {f.name: getattr(technique, f.name) for f in fields(technique)}
+    for _, why in wrong_knobs(technique, values):
+        raise RecipeError(f"{technique.name}:{why}")
+
+
+def wrong_knobs(
+    technique: Any, values: Mapping[str, Any], called: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What is wrong with such values of the knobs: whose, and why, in names of code or as knobs are `called`."""
+    single = [(f.name, why) for f in fields(technique) if (why := _unfit(f, values[f.name]))]
+    for name, why in single:
+        yield (name,), f"{called.get(name, name)} {why}"
     for f in fields(technique):
         other = f.metadata.get("at_least")
-        if other and (value := getattr(technique, f.name)) < (least := getattr(technique, other)):
-            raise RecipeError(
-                f"{technique.name}:{f.name} is {value}, but it must be at least {other}, which is {least}. Give "
-                f"{f.name}={least} or more, or {other}={value} or less."
+        if not other or {f.name, other} & {name for name, _ in single}:
+            continue
+        if (value := values[f.name]) < (least := values[other]):
+            this, that, gets = called.get(f.name, f.name), called.get(other, other), " = " if called else "="
+            yield (
+                (f.name, other),
+                f"{this} is {value}, but it must be at least {that}, which is {least}. Give {this}{gets}{least} or "
+                f"more, or {that}{gets}{value} or less.",
             )
 
 
@@ -91,6 +100,19 @@ def read_knobs(technique: Any, turns: Iterable[str]) -> dict[str, Any]:
         except (ValueError, KeyError):
             raise RecipeError(f"{technique.name}:{name} is {text!r}, but it must be {_allowed(knobs[name])}.") from None
     return values
+
+
+def _unfit(f: Field, value: Any) -> str:
+    """Why a knob cannot have a value, whatever the others are; "" where it can."""
+    kind, (choices, low, high) = type(f.default), _limits(f)
+    if choices:
+        # 1, 1.0 and True are equal, but only one of them is read back from the technique's words.
+        fine = any(type(value) is type(choice) and value == choice for choice in choices)
+        hint = _nearest(value, choices)
+    else:
+        fits, hint = type(value) is kind or (kind is float and type(value) is int), ""
+        fine = fits and (low is None or value >= low) and (high is None or value <= high)
+    return "" if fine else f"is {value!r}, but it must be {_allowed(f)}.{hint}"
 
 
 def _nearest(value: Any, choices: Iterable[Any]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -17,24 +18,26 @@ from eet_lab.errors import EETError, PromptError, RecipeError, check_known
 from eet_lab.knobs import read_knobs
 from eet_lab.labels import short_form
 from eet_lab.models import Config, Model
-from eet_lab.scheduling.request import to_fit
 from eet_lab.technique import Recipe, Technique, known, obstacle, registry
 from eet_lab.words import counted
 from eet_lab.workbench import jobs
 from eet_lab.workbench.commands import command
 from eet_lab.workbench.engine_thread import Work
+from eet_lab.workbench.problems import Problem, misfits, problem_of
 
 DEMO, OTHER, LIVE = "demo", "other", "live"
 """Values of the list of models beside the names of shapes."""
 OTHER_SETTINGS = ("stop_at_eos", "repeats")
-MOST_REPEATS = 50
 MOST_PROMPTS = 256
 """Prompts of one page: each has an editor and an output of its own, and a browser is slow with thousands of them."""
 DEFAULT_PROMPTS = DEMO_PROMPTS[1::2]
 
 
 class State(T.HasTraits):
-    """The choices of one workbench. `chosen` and `knobs` go by technique name; `generation` is what Settings takes."""
+    """The choices of one workbench. `chosen` and `knobs` go by technique name; `generation` is what Settings takes.
+
+    Recipes are made of `knobs`; `typed` holds what was typed into knobs and does not fit, or not yet.
+    """
 
     model: Any = T.Any("demo")
     device = T.Unicode()
@@ -42,6 +45,7 @@ class State(T.HasTraits):
     prompts = T.List(T.Unicode(), list(DEFAULT_PROMPTS))
     chosen = T.Dict()
     knobs = T.Dict()
+    typed = T.Dict()
     generation = T.Dict({"max_new_tokens": 64, "temperature": 0.6, "top_k": 0, "top_p": 1.0, "seed": 0})
     stop_at_eos = T.Bool(False)
     repeats: Any = T.Any(0)
@@ -56,7 +60,7 @@ class State(T.HasTraits):
     def choose(self, recipe: Recipe) -> None:
         """Switch exactly these techniques on, with their knobs."""
         self._dropped.clear()
-        self.chosen = {t.name: True for t in recipe}
+        self.chosen, self.typed = {t.name: True for t in recipe}, {}
         self.knobs = {t.name: {name: getattr(t, name) for name in t.knobs} for t in recipe}
 
     def show_only(self, recipe: str) -> None:
@@ -101,12 +105,22 @@ class State(T.HasTraits):
 
     @command
     def turn(self, name: str, knob: str, value: Any) -> None:
-        """Set a knob; what can no longer be on goes off, and comes back once it can be. RecipeError for a bad value."""
-        technique = self.technique(name)
-        check_known(RecipeError, "knob", knob, technique.knobs)
-        turned = replace(technique, **{knob: value})
-        self.knobs = {**self.knobs, name: {each: getattr(turned, each) for each in turned.knobs}}
-        self.settle()
+        """Set a knob; what can no longer be on goes off, and comes back once it can be.
+
+        A value that does not fit is kept as `typed`, until it does or another is. RecipeError for an unknown knob.
+        """
+        check_known(RecipeError, "knob", knob, self.technique(name).knobs)
+        self.typed = {**self.typed, name: self._typed(name) | {knob: _whole(value)}}
+        waiting = self._typed(name)
+        alone = {knob: waiting.pop(knob)}
+        if turned := self._turned(name, self._typed(name)):
+            waiting = {}  # they fit together
+        elif turned := self._turned(name, alone):
+            waiting = {each: value for each, value in waiting.items() if turned.matters(each)}
+        if turned:
+            self.knobs = {**self.knobs, name: {each: getattr(turned, each) for each in turned.knobs}}
+            self.typed = {**self.typed, name: waiting}
+            self.settle()
 
     @command
     def edit_prompt(self, index: int, text: str) -> None:
@@ -161,11 +175,27 @@ class State(T.HasTraits):
 
     def technique(self, name: str) -> Technique:
         """The technique with its knobs as they stand; with its own where a cell that ran again gave it others."""
-        kind, turned = known(name), self.knobs.get(name, {})
-        try:
+        return self._turned(name, self._typed(name)) or self._turned(name, {}) or known(name)()
+
+    def field_values(self, name: str) -> dict[str, Any]:
+        """What the fields of a technique's knobs hold, right or wrong."""
+        technique = self.technique(name)
+        return {each: getattr(technique, each) for each in technique.knobs} | self._typed(name)
+
+    def wrong(self, name: str) -> dict[str, str]:
+        """Which fields of a technique's knobs hold what does not fit, each with the reason in the page's words."""
+        return misfits(known(name), self.field_values(name)) if self._typed(name) else {}
+
+    def _typed(self, name: str) -> dict[str, Any]:
+        """What is typed of the knobs that a technique has now."""
+        return {each: value for each, value in self.typed.get(name, {}).items() if each in known(name)().knobs}
+
+    def _turned(self, name: str, typed: Mapping[str, Any]) -> Technique | None:
+        """The technique with its knobs as they stand and these; None where they do not fit."""
+        kind, turned = known(name), {**self.knobs.get(name, {}), **typed}
+        with suppress(RecipeError):  # limits may be narrower now, too
             return kind(**{f.name: turned[f.name] for f in fields(kind) if f.name in turned})
-        except RecipeError:  # limits that are narrower now
-            return kind()
+        return None
 
     def blocked(self, name: str) -> str | None:
         """Why a technique cannot be on now, or None: not here, not for this model, lacking another, or in conflict."""
@@ -354,33 +384,9 @@ class Choices:
             return None, str(error)
         return [self._tokens[prompt] for prompt in self._state.prompts], None
 
-    def problem(self, model: Model | None) -> str | None:
+    def problem(self, model: Model | None) -> Problem | None:
         """Why nothing can start with these choices; None when it can."""
-        state, (rows, unreadable) = self._state, self.tokens(model)
+        rows, unreadable = self.tokens(model)
         if model is None or rows is None:
-            return unreadable or "No model is loaded yet."
-        if not state.prompts:
-            return "There are no prompts: add one (an empty one starts from BOS)."
-        try:
-            state.settings(model)
-        except EETError as error:
-            return str(error)
-        if not isinstance(state.repeats, int) or not 0 <= state.repeats <= MOST_REPEATS:
-            return (
-                f"repeats is {state.repeats}, but it must be a whole number from 1 to {MOST_REPEATS}, or 0 to "
-                "measure until the interval is narrow."
-            )
-        new, context, last = state.generation["max_new_tokens"], model.config.context, model.config.vocab_size - 1
-        for number, row in enumerate(rows, 1):
-            if strange := [token for token in row if not 0 <= token <= last]:
-                return (
-                    f"Prompt {number} holds the token {strange[0]}, but the model's vocabulary ends at {last}. "
-                    "Write other ids, or load the model with the tokenizer that it was trained with."
-                )
-        length, first = max((max(len(row), 1), -number) for number, row in enumerate(rows, 1))  # an empty one is BOS
-        if length + new > context:
-            return (
-                f"Prompt {-first} has {counted(length, 'token')}; with {new:,} new ones that is {length + new:,}, past "
-                f"the context of {context:,}. {to_fit(context - length)}"
-            )
-        return None
+            return Problem(unreadable or "No model is loaded yet.")
+        return problem_of(self._state, model, rows)

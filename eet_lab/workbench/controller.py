@@ -29,12 +29,13 @@ from eet_lab.workbench.forecast import NO_FORECAST, Fits
 from eet_lab.workbench.history import History
 from eet_lab.workbench.live import Device, TopRow, Watching
 from eet_lab.workbench.page import Page
+from eet_lab.workbench.problems import recipe_in_fields
 from eet_lab.workbench.results import Results
 from eet_lab.workbench.serving_jobs import ModelWork
 from eet_lab.workbench.serving_view import JOBS, ServingTab
 from eet_lab.workbench.threads import TICK_S, Answer, Background
 from eet_lab.workbench.views import bar
-from eet_lab.workbench.views.chosen import in_labels, inputs_state, techniques_state
+from eet_lab.workbench.views.chosen import inputs_state, techniques_state
 
 SETTLE_S = 2.5
 """A page that opens has asked for every view's state, and listens to changes, within this time."""
@@ -238,7 +239,7 @@ class Controller:
         """Have the engine thread measure or serve the model; EETError where it is not there, or something runs."""
         if self.model is None or self.busy or not self.choices.settled:
             raise EETError(f"{action} cannot start while a model is loaded or something runs: wait, or press Stop.")
-        model, recipe, said = self.model, self.state.recipe(), self.serving.progress
+        model, recipe, said = self.model, recipe_in_fields(self.state), self.serving.progress
 
         def job(feed: e.Feed, stop: Cancel) -> Any:
             return work(model, recipe, said(feed.progress), stop)
@@ -267,7 +268,7 @@ class Controller:
     def _job(self, model: Model) -> jobs.Job:
         """A job with the present choices; PromptError where they cannot run."""
         if why := self.choices.problem(self.model):
-            raise PromptError(in_labels(why))
+            raise PromptError(why.text)
         state = self.state
         return jobs.Job(model, list(state.prompts), state.recipe(), state.settings(model), state.repeats or None)
 
@@ -373,7 +374,7 @@ class Controller:
             loaded=self.model is not None,
             busy=self.busy,
             stopping=self.stopping,
-            why_not=(why := self.choices.problem(self.model)) and in_labels(why),
+            why_not=why.text if (why := self.choices.problem(self.model)) else None,
             nothing_on=not len(self.state.recipe()),
             against=against,
             tight=self.fits.warnings,

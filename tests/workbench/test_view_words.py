@@ -70,3 +70,18 @@ TOUCHING = """(shown) => [...document.querySelectorAll(".eet-tech")].flatMap((ro
   return words.slice(1).filter((each, i) => touches(each, words[i])).map(() => row.textContent);
 })"""
 """Techniques of whose words two have no room between them."""
+
+
+def test_a_knob_that_does_not_fit_is_marked_where_it_is_typed_and_in_the_list(opened: Open) -> None:
+    states, why = page_states.compared(), "Bucket is 8, but it must be a whole number from 16 to 4096."
+    *others, bucket = page_states.knobs()
+    states["techniques"]["card"]["knobs"] = [*others, bucket | {"value": 8, "wrong": why}]
+    chosen = next(each for each in states["techniques"]["list"] if each["name"] == "memory_reuse")
+    chosen["wrong"] = why
+    page = opened(states)
+    assert page.get_by_text("Bucket is 8", exact=True).get_attribute("title") == why
+    field = page.get_by_label("Bucket")
+    expect(field).to_have_value("8")
+    expect(field).to_have_accessible_description(why)
+    assert field.get_attribute("aria-invalid") == "true"
+    assert page.locator("[aria-invalid]").count() == 1

@@ -9,12 +9,15 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from eet_lab.figures.ladder import Effect
+from eet_lab.knobs import labels
 from eet_lab.technique import Technique, is_in_all, listed, registry
 from eet_lab.words import counted, plain
 from eet_lab.workbench.choices import MOST_PROMPTS, State
+from eet_lab.workbench.problems import FIELDS, Problem
 
 NUMERICS = {
     "exact": ("exact", "good", "The same numbers, bit by bit."),
@@ -26,6 +29,7 @@ SENTENCE_END = re.compile(r"[;:.](?:\s|$)")
 """The end of a reason's first part, which is what a line has room for; the point in "9.0" is none."""
 NEEDS_GPU = re.compile(r".* needs? (an NVIDIA GPU)\.?")
 """What is alike on many lines, which so need one line each: whatever needs the GPU, the technique does."""
+NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 
 
 def techniques_state(
@@ -53,6 +57,7 @@ def _row(state: State, name: str, effect: Effect | None, read_only: bool) -> dic
         "name": name,
         "title": technique.title,
         "on": state.is_on(name),
+        "wrong": next(iter(state.wrong(name).values()), "") if state.is_on(name) else "",
         "blocked": blocked,
         "blocked_short": blocked and NEEDS_GPU.sub(r"needs \1", SENTENCE_END.split(blocked)[0]),
         "numerics": {"text": text, "kind": kind, "tip": tip},
@@ -93,7 +98,7 @@ def _card(state: State, name: str, read_only: bool) -> dict[str, Any]:
         "lesson": _lesson(lesson) if lesson else None,
         "source": _source(technique),
         "why": why,
-        "knobs": knobs_state(technique, enabled=why is None and not read_only),
+        "knobs": knobs_state(technique, why is None and not read_only, state.field_values(name), state.wrong(name)),
     }
 
 
@@ -117,10 +122,18 @@ def pieces(paragraph: str) -> list[dict[str, Any]]:
     return [{"text": text, "code": i % 2 == 1} for i, text in enumerate(parts) if text]
 
 
-def knobs_state(technique: Technique, enabled: bool) -> list[dict[str, Any]]:
-    """The knobs that matter now, each with the control that suits it: a list, a number, a check box, else a text."""
+def knobs_state(
+    technique: Technique, enabled: bool, values: Mapping[str, Any] = NO_VALUES, wrong: Mapping[str, str] = NO_VALUES
+) -> list[dict[str, Any]]:
+    """The knobs that matter now, each with the control that suits it: a list, a number, a check box, else a text.
+
+    `values` are what their fields hold where that is `wrong`, with the reason.
+    """
     return [
-        _knob(technique, name, limits, enabled) for name, limits in technique.knobs.items() if technique.matters(name)
+        _knob(technique, name, limits, enabled)
+        | {"value": _exact(values.get(name, getattr(technique, name))), "wrong": wrong.get(name, "")}
+        for name, limits in technique.knobs.items()
+        if technique.matters(name)
     ]
 
 
@@ -136,14 +149,13 @@ def _knob(technique: Technique, name: str, limits: Mapping[str, Any], enabled: b
         kind = "number"
     return {
         "name": name,
-        "label": limits.get("label") or name.replace("_", " "),
+        "label": labels(technique)[name],
         "help": limits.get("help", ""),
         "unit": limits.get("unit", ""),
         "kind": kind,
         "options": [
             {"value": choice, "label": words.get(choice, str(choice))} for choice in limits.get("choices") or ()
         ],
-        "value": value,
         "low": limits.get("low"),
         "high": limits.get("high"),
         "step": "any" if isinstance(value, float) else 1,
@@ -171,40 +183,18 @@ def _source(technique: Technique) -> str:
     return "\n".join(lines)
 
 
-FIELDS = (
-    ("max_new_tokens", "New tokens", "For every prompt.", 1),
-    ("temperature", "Temperature", "0 is greedy: always the most likely token.", 0.1),
-    ("top_k", "Top-k", "Sample from this many tokens, the most likely ones; 0: no limit.", 1),
-    ("top_p", "Top-p", "Sample from the most likely tokens whose probabilities sum to this; 1: no limit.", 0.05),
-    ("seed", "Seed", "The same seed gives the same samples.", 1),
-    (
-        "repeats",
-        "Pairs of runs",
-        "How many times Compare and Ladder time each recipe; 0: until the interval is narrow.",
-        1,
-    ),
-)
-
-
-def in_labels(problem: str) -> str:
-    """What is wrong with a setting, which it calls by its name, with the label that its field has."""
-    for name, label, *_ in FIELDS:
-        problem = re.sub(rf"\b{name}\b", label, problem)
-    return problem
-
-
 def inputs_state(
     state: State,
     lengths: Sequence[int] | None,
     context: int | None,
     fits: Mapping[str, Any],
     read_only: bool,
-    problem: str | None = None,
+    problem: Problem | None = None,
 ) -> dict[str, Any]:
     """`lengths` are the prompts' tokens, None before a model is there; `problem` is why nothing can start."""
     return {
         "prompts": _prompts(state, lengths, context),
-        "generation": _generation(state, problem or ""),
+        "generation": _generation(state, problem),
         "fits": dict(fits),
         "read_only": read_only,
     }
@@ -249,7 +239,7 @@ MOST_EXACT = 2**53 - 1
 """The largest whole number that a float tells from its neighbours."""
 
 
-def _generation(state: State, problem: str) -> dict[str, Any]:
+def _generation(state: State, problem: Problem | None) -> dict[str, Any]:
     values = {**state.generation, "repeats": state.repeats}
     temperature = values["temperature"]
     shown = plain(temperature) if isinstance(temperature, int | float) else temperature  # an empty field is ""
@@ -262,7 +252,7 @@ def _generation(state: State, problem: str) -> dict[str, Any]:
             "help": help,
             "value": _exact(values[name]),
             "step": step,
-            "wrong": in_labels(problem) if problem.startswith(f"{name} is ") else "",
+            "wrong": problem.text if problem and problem.setting == name else "",
         }
         for name, label, help, step in FIELDS
     ]

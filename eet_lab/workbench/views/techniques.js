@@ -63,6 +63,7 @@ function row(t, here, axis, s, ui) {
 }
 
 function effect(t, axis) {
+  if (t.wrong) return h("span", { class: "eet-effect-words eet-is-bad", key: "words", title: t.wrong }, t.wrong.split(", ")[0]);
   const met = t.needs && ["needs", h("span", { class: "eet-needed" }, t.needs.replace(/^needs/, "")), "\u00a0✓"];
   const words = t.blocked ? t.blocked_short : t.lacks ? t.needs : met;
   if (t.blocked || !t.effect) return h("span", { class: `eet-effect-words ${t.lacks ? "eet-is-warn" : ""}`, key: "words", title: t.blocked || t.needs || null }, words);
@@ -135,10 +136,10 @@ function address(href) {
 function knob(k, s, ui) {
   const id = `${ui.id}-${k.name}`, help = `${id}-help`;
   const tell = (value) => ui.send("turn", { name: s.selected, knob: k.name, value });
-  const props = { id, "aria-describedby": help, disabled: s.read_only || !k.enabled };
+  const props = { id, "aria-describedby": help, "aria-invalid": k.wrong ? "true" : null, disabled: s.read_only || !k.enabled };
   return h("div", { class: "eet-knob-row", key: `knob-${k.name}` },
     h("label", { for: id }, k.label), h("span", { class: "eet-knob-field" }, control(k, tell, props), k.unit && h("span", { class: "eet-unit" }, k.unit)),
-    h("small", { id: help }, k.help));
+    h("small", { id: help, class: k.wrong ? "eet-is-bad" : null }, k.wrong || k.help));
 }
 
 function control(k, tell, props) {
