@@ -115,6 +115,30 @@ def test_tiles_rows_tables_and_pages_write_one_number(recorded: Comparison | Lad
         assert tile["change"]["text"] in page and tile["change"]["text"].split(" (")[0] in headline
 
 
+FASTER, SLOWER, ALIKE = Change(3, 1, 0.3, 0.4, 30), Change(1, 3, 2, 4, 30), Change(1, 1, 0.9, 1.1, 30)
+
+
+@pytest.mark.parametrize(
+    ("first", "each", "whole", "told"),
+    [
+        (SLOWER, ALIKE, SLOWER, ["first token 3.00 × later", "end to end 3.00 × slower"]),
+        (ALIKE, ALIKE, SLOWER, ["first token: cannot tell apart", "end to end 3.00 × slower"]),
+        (SLOWER, FASTER, FASTER, ["first token 3.00 × later", "per token 3.00 × faster", "end to end 3.00 × faster"]),
+        (FASTER, SLOWER, FASTER, ["first token 3.00 × sooner", "per token 3.00 × slower", "end to end 3.00 × faster"]),
+        (FASTER, FASTER, FASTER, ["first token 3.00 × sooner", "per token 3.00 × faster"]),
+        (ALIKE, FASTER, FASTER, ["first token: cannot tell apart", "per token 3.00 × faster"]),
+        (SLOWER, FASTER, ALIKE, ["first token 3.00 × later", "per token 3.00 × faster"]),
+        (SLOWER, None, None, ["first token 3.00 × later"]),
+    ],
+)
+def test_the_headline_tells_the_whole_time_where_its_parts_do_not(
+    comparison: Comparison, first: Change, each: Change | None, whole: Change | None, told: list[str]
+) -> None:
+    changes = {"ttft_ms": first, "tpot_ms": each, "total_ms": whole}
+    found = replace(comparison, changes={key: change for key, change in changes.items() if change})
+    assert [part["text"] for part in answer.headline(found)][:-2] == told
+
+
 def test_a_higher_peak_is_explained_where_activations_grew(comparison: Comparison) -> None:
     memory = comparison.baseline.memory
     wider = {**memory, "peak": 2 * memory["peak"], "activations": memory["activations"] + memory["peak"]}

@@ -60,15 +60,6 @@ def test_a_run_that_is_opened_comes_into_view_below_the_bar(opened: Open) -> Non
     assert page.locator(".eet-numbers").bounding_box()["y"] < 500, "in the window"
 
 
-@pytest.mark.parametrize("large", [False, True])
-def test_the_headline_is_whole(opened: Open, large: bool) -> None:
-    page = opened(page_states.compared(), large=large)
-    for width in (500, 720, 900, 1000, 1256, 1410, 1920):
-        page.set_viewport_size({"width": width, "height": 800})
-        told = "(told) => [told.scrollHeight - told.clientHeight, told.scrollWidth - told.clientWidth]"
-        assert page.locator(".eet-told-block").evaluate(told) == [0, 0], width
-
-
 def test_captions_and_progress_are_whole(opened: Open) -> None:
     laddered, running = page_states.laddered(), page_states.busy()
     why = "Activations take 0.73 MiB more: a pass over whole prompts is wider than one over single tokens."

@@ -85,3 +85,20 @@ def test_a_knob_that_does_not_fit_is_marked_where_it_is_typed_and_in_the_list(op
     expect(field).to_have_accessible_description(why)
     assert field.get_attribute("aria-invalid") == "true"
     assert page.locator("[aria-invalid]").count() == 1
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_the_headline_is_whole(opened: Open, large: bool) -> None:
+    states = page_states.compared()
+    parts = states["bar"]["headline"]["parts"]
+    parts[:2] = [
+        {"text": "first token 12.3 × later", "kind": "bad"},
+        {"text": "per token 1.12 × faster", "kind": "good"},
+        {"text": "end to end 1.32 × slower", "kind": "bad"},
+    ]
+    assert [part["text"].split()[0] for part in parts] == ["first", "per", "end", "memory", "same"]
+    page = opened(states, large=large)
+    for width in (500, 720, 900, 1000, 1256, 1410, 1920):
+        page.set_viewport_size({"width": width, "height": 800})
+        told = "(told) => [told.scrollHeight - told.clientHeight, told.scrollWidth - told.clientWidth]"
+        assert page.locator(".eet-told-block").evaluate(told) == [0, 0], width

@@ -36,7 +36,7 @@ EXPORTS = (
 TRACE = {"name": "trace", "label": "trace"}
 VERDICTS = {
     "identical": ("identical", "same text", "good"),
-    "within rounding": ("within rounding", "same output within rounding", "good"),
+    "within rounding": ("within rounding", "same within rounding", "good"),
     "lossy": ("lossy", "output lossy, within its bound", "warn"),
     "different": ("different", "OUTPUT DIFFERENT", "bad"),
 }
@@ -52,6 +52,9 @@ TIMED = {
     "total_ms": ("End to end", "ms"),
     "tokens_per_s": ("Throughput", "tokens/s"),
 }
+SHORT = {"ttft_ms": "first token", "tpot_ms": "per token", "total_ms": "end to end"}
+"""What the headline calls them, as far as it tells them."""
+UNTOLD = "cannot tell apart"
 GENERATES, READS = ("ttft_ms", "tpot_ms"), ("total_ms", "tokens_per_s")
 """The times that tiles tell: of what is generated, and of an encoder, which has no first token."""
 PEAK_TIP = (
@@ -127,17 +130,27 @@ def headline(result: Result) -> list[dict[str, str]]:
     pair = ends(result)
     if pair is None:
         return []
+    changes = result.all_changes
     parts = []
-    generates = {"ttft_ms": "first token", "tpot_ms": "per token"}
-    for key, name in ({"total_ms": "end to end"} if result.reads else generates).items():
-        change = result.all_changes.get(key)
-        if change is None:
-            continue
-        text = change.short(key)
-        parts.append({"text": f"{name} {text}" if text[0].isdigit() else f"{name}: {text}", "kind": change.kind})
+    for key in (key for key in _headlines(changes, result.reads) if key in changes):
+        text, name = changes[key].short(key), SHORT[key]
+        parts.append({"text": f"{name} {text}" if text[0].isdigit() else f"{name}: {text}", "kind": changes[key].kind})
     memory = memory_change(pair[0].memory["peak"], pair[1].memory["peak"])
     text, kind = VERDICTS[parity(result).verdict][1:]
     return [*parts, {**memory, "text": f"memory {memory['text']}"}, {"text": text, "kind": kind}]
+
+
+def _headlines(changes: Mapping[str, Change], reads: bool) -> Sequence[str]:
+    """Which times the headline tells: the time end to end, too, where those of its parts do not say how it changed.
+
+    A time per token that cannot be told makes room for it.
+    """
+    if reads:
+        return ("total_ms",)
+    first, each, whole = (changes[key].verdict if key in changes else UNTOLD for key in SHORT)
+    if whole == UNTOLD or (whole == each and first in (UNTOLD, whole)):
+        return GENERATES
+    return ("ttft_ms", "total_ms") if each == UNTOLD else tuple(SHORT)
 
 
 def about(result: Result) -> str:
