@@ -129,7 +129,10 @@ def driver_calls(device: str) -> DriverCalls:
 
 @dataclass(frozen=True)
 class KVUse:
-    """A KV cache at the end of a run: bytes held, those of them that stand for a token, and those copied on the way."""
+    """A KV cache at the end of a run: bytes held, those of them that stand for a token, and those copied on the way.
+
+    Of a run whose requests leave (`is_left`), none stands for a token at the end, which says nothing.
+    """
 
     kind: str
     held_bytes: int
@@ -138,15 +141,16 @@ class KVUse:
     growth_bytes: int
     prompt_tokens: int = 0  # of requests that prefix caching looked up
     cached_tokens: int = 0  # those of them that it found
+    is_left: bool = False
 
     @property
     def wasted_bytes(self) -> int:
         return self.held_bytes - self.used_bytes
 
     @classmethod
-    def of(cls, cache: KVCache) -> KVUse:
+    def of(cls, cache: KVCache, is_left: bool = False) -> KVUse:
         size = cache.num_bytes, cache.used_bytes, cache.copied_bytes, cache.growth_bytes
-        return cls(cache.kind, *size, cache.prefix_cache_queries, cache.prefix_cache_hits)
+        return cls(cache.kind, *size, cache.prefix_cache_queries, cache.prefix_cache_hits, is_left)
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,7 @@ class RunMemory:
     @classmethod
     def of(cls, engine: Engine, torch_calls: TorchCalls | None) -> RunMemory:
         """What the engine holds after a run."""
-        memory, kv = engine.memory, KVUse.of(engine.cache)
+        memory, kv = engine.memory, KVUse.of(engine.cache, is_left=engine.parts.schedule.max_rows is not None)
         return cls(
             plans=engine.plans(),
             planned=memory.has_arena,
@@ -233,8 +237,8 @@ class RunMemory:
             "activations, in the pass with the most": sized(self.activation_bytes),
             "KV cache": kv.kind,
             "held at the end": sized(kv.held_bytes),
-            "used": sized(kv.used_bytes),
-            "unused": f"{sized(kv.wasted_bytes)}{share}",
+            "used": "all requests have left" if kv.is_left else sized(kv.used_bytes),
+            "unused": "–" if kv.is_left else f"{sized(kv.wasted_bytes)}{share}",
             "copied to make room, in the whole run": sized(kv.copied_bytes),
             "temporary copy while it grows": sized(kv.growth_bytes),
         }

@@ -83,6 +83,17 @@ def test_a_comparison_has_both_runs_and_an_older_one_none(bench: Workbench) -> N
     assert "no memory addresses" in shown(bench, "answer")["note"]["text"]
 
 
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_cache_that_all_requests_have_left_is_not_called_unused(bench: Workbench, joins: bool) -> None:
+    assert bench.model is not None
+    for recipe, told in (("all", None), (f"all,continuous_batching:joins={joins}", "all requests have left")):
+        engine = Engine(bench.model.decoder, Recipe.parse(recipe, "cpu").parts)
+        engine.generate([[5, 6, 7], [8, 9]], Settings(4))
+        facts = RunMemory.of(engine, None).facts()
+        assert (facts["used"] == told) == (facts["unused"] == "–") == (told is not None)
+        assert told or ("%" in facts["unused"] and not facts["used"].startswith("0"))
+
+
 def test_torchs_calls_of_the_driver_are_those_of_each_first_run(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
