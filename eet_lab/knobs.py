@@ -9,6 +9,8 @@ from typing import Any
 
 from eet_lab.errors import RecipeError, did_you_mean
 
+TICKED = {"True": "on", "False": "off"}
+"""What a page calls the values of a box that can be ticked."""
 KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a word"}
 """What a knob's value must be, in words."""
 
@@ -46,7 +48,7 @@ def turn_in_words(technique: Any, turn: str) -> str:
     told = next((f.metadata for f in fields(technique) if f.name == name), None) if technique else None
     if told is None or not told.get("label"):
         return turn
-    words = {str(choice): word for choice, word in told["words"].items()}
+    words = TICKED | {str(choice): word for choice, word in told["words"].items()}
     label = told["label"] if told["label"][1:2].isupper() else told["label"][:1].lower() + told["label"][1:]
     return f"{label}: {words.get(value, value)}"
 

@@ -355,6 +355,8 @@ PAGED = CPU.replace("reuse", "reuse:kv=paged:page=32")
         ("pre_padding", "cpu", "pre-padding"),
         ("pre_padding,int8_weights", "cpu", "pre-padding + int8 weights"),
         ("of_another_day,memory_reuse", "cpu", "of_another_day + memory reuse"),
+        (f"{CPU},continuous_batching:joins=False", "cpu", "all + continuous batching (join while others run: off)"),
+        ("int8_weights:head=False", "cpu", "int8 weights (LM head: off)"),
     ],
 )
 def test_a_recipe_has_a_short_label(recipe: str, device: str, label: str) -> None:
