@@ -113,5 +113,11 @@ def _of_length(state: State, model: Model, rows: Sequence[Sequence[int]]) -> Pro
         return None
     return Problem(
         f"Prompt {-first} has {counted(length, 'token')}; with {new:,} new ones that is {length + new:,}, past "
-        f"the context of {context:,}. {to_fit(context - length)}"
+        f"the context of {context:,}. {to_fit(context - length)}",
+        setting="max_new_tokens" if new >= context or length < context else "",
     )
+
+
+def is_at_fault(length: int, new: int, context: int) -> bool:
+    """Whether a prompt of so many tokens is too long: not where so many new ones leave no room for any prompt."""
+    return length + new > context and (new < context or length >= context)

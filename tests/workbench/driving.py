@@ -67,6 +67,11 @@ def row(workbench: Workbench, name: str) -> dict[str, Any]:
     return next(each for each in shown(workbench, "techniques")["list"] if each["name"] == name)
 
 
+def knobs(workbench: Workbench) -> dict[str, Any]:
+    """The fields of the card that is open, by name."""
+    return {each["name"]: each for each in shown(workbench, "techniques")["card"]["knobs"]}
+
+
 def enabled(workbench: Workbench) -> dict[str, bool]:
     """Which actions can be pressed."""
     return {name: action["enabled"] for name, action in shown(workbench, "bar")["actions"].items()}

@@ -8,22 +8,15 @@ from typing import Any, ClassVar
 import pytest
 
 from eet_lab import technique as techniques
-from eet_lab.errors import RecipeError
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe, Technique, knob
-from eet_lab.techniques.memory_reuse import MemoryReuse
 from eet_lab.workbench import Workbench
 from eet_lab.workbench.choices import MOST_PROMPTS, State
-from eet_lab.workbench.problems import recipe_in_fields
-from workbench.driving import PROMPTS, ask, do, enabled, errors, row, shown, status, turn
+from workbench.driving import PROMPTS, ask, do, enabled, errors, knobs, row, shown, status, turn
 
 
 def card(bench: Workbench) -> dict[str, Any]:
     return shown(bench, "techniques")["card"]
-
-
-def knobs(bench: Workbench) -> dict[str, Any]:
-    return {each["name"]: each for each in card(bench)["knobs"]}
 
 
 def prompts(bench: Workbench) -> dict[str, Any]:
@@ -134,102 +127,6 @@ def test_a_cards_lesson_is_found_from_the_working_copy(
     monkeypatch.chdir(tmp_path / "eet-lab-results")
     do(bench, ask.select("memory_reuse"))
     assert card(bench)["lesson"]["href"] == "../notebooks/03_memory_reuse.ipynb"
-
-
-def test_knobs_say_what_they_are_and_only_those_that_matter_are_there(bench: Workbench) -> None:
-    do(bench, ask.select("memory_reuse"))
-    assert set(knobs(bench)) == {"planner", "kv"}, "no page size without pages, no release without chunks"
-    layout = knobs(bench)["kv"]
-    assert layout["label"] == "KV layout" and layout["help"]
-    assert [option["label"] for option in layout["options"]] == ["one slab", "pages"]
-    do(bench, ask.turn("memory_reuse", "kv", "paged"))
-    assert knobs(bench)["page"]["unit"] == "columns"
-    assert "memory_reuse:kv=paged" in str(bench.controller.state.recipe())
-    do(bench, ask.turn("memory_reuse", "planner", "chunked"))
-    assert "release" in knobs(bench)
-    do(bench, ask.turn("memory_reuse", "planner", "nonsense"))
-    assert "Planner is 'nonsense', but it must be one of" in status(bench)
-
-
-BUDGET = (
-    "Budget of a step is 8, but it must be at least Slots, which is 16. Give Budget of a step = 16 or more, or Slots"
-)
-CONTINUOUS = ("packed_prefill", "continuous_batching")
-
-
-@pytest.mark.parametrize(
-    ("knob", "value", "at_fault", "words"),
-    [
-        ("budget", 8, ("budget", "rows"), f"{BUDGET} = 8 or less."),
-        ("rows", 0, ("rows",), "Slots is 0, but it must be a whole number from 1 to 1024."),
-        ("rows", -1, ("rows",), "Slots is -1, but"),
-        ("rows", 600, ("budget", "rows"), "Budget of a step is 512, but it must be at least Slots, which is 600."),
-        ("rows", "", ("rows",), "Slots is '', but"),
-        ("rows", "abc", ("rows",), "Slots is 'abc', but"),
-        ("rows", "9" * 24, ("rows",), f"Slots is {'9' * 24}, but"),
-        ("rows", 2.5, ("rows",), "Slots is 2.5, but"),
-        ("chunk", -7, ("chunk",), "Chunk is -7, but"),
-    ],
-)
-def test_a_knob_keeps_what_does_not_fit_and_says_so(
-    bench: Workbench, knob: str, value: Any, at_fault: tuple[str, ...], words: str
-) -> None:
-    do(bench, *(ask.toggle(name, True) for name in CONTINUOUS))
-    before, good = bench.controller.state.recipe(), knobs(bench)[knob]["value"]
-    do(bench, ask.turn("continuous_batching", knob, value))
-    assert knobs(bench)[knob]["value"] == value, "it stays as it was typed"
-    assert {name for name, each in knobs(bench).items() if each["wrong"]} == {*at_fault}
-    assert knobs(bench)[knob]["wrong"].startswith(words) and knobs(bench)[knob]["kind"] == "number"
-    assert status(bench).startswith(f"Continuous batching: {words}")
-    assert row(bench, "continuous_batching")["wrong"] == knobs(bench)[knob]["wrong"]
-    assert not any(enabled(bench)[name] for name in ("run", "compare", "ladder"))
-    assert bench.controller.state.recipe() == before
-    assert errors(bench) == "", "a field that is being filled in is no error of the page"
-    with pytest.raises(RecipeError, match="Continuous batching: "):
-        recipe_in_fields(bench.controller.state)
-    do(bench, ask.toggle("continuous_batching", False))
-    assert enabled(bench)["run"] and row(bench, "continuous_batching")["wrong"] == "", (
-        "what is off stands in nobody's way"
-    )
-    do(bench, ask.toggle("continuous_batching", True), ask.turn("continuous_batching", knob, good))
-    assert enabled(bench)["run"] and not any(each["wrong"] for each in knobs(bench).values())
-    assert recipe_in_fields(bench.controller.state) == before
-
-
-def test_knobs_that_only_fit_together_are_typed_one_after_the_other() -> None:
-    state = State(device="cpu")
-    state.choose(Recipe.parse("all,continuous_batching:rows=2:budget=2", "cpu"))
-    for name, value, words in (
-        ("rows", 3, "rows=2:budget=2"),
-        ("chunk", 64, "rows=2:chunk=64:budget=2"),
-        ("budget", 3, "rows=3:chunk=64:budget=3"),
-        ("budget", 1, "rows=3:chunk=64:budget=3"),
-        ("rows", 1, "rows=1:chunk=64:budget=1"),
-    ):
-        state.turn("continuous_batching", name, value)
-        assert str(state.technique("continuous_batching")) == f"continuous_batching:{words}"
-    assert state.wrong("continuous_batching") == {}
-
-
-def test_a_wrong_knob_goes_with_what_it_is_for() -> None:
-    state = State(device="cpu")
-    state.choose(Recipe.parse("memory_reuse:kv=paged"))
-    state.turn("memory_reuse", "pages", -1)
-    assert [*state.wrong("memory_reuse")] == ["pages"]
-    state.turn("memory_reuse", "kv", "static")
-    assert state.wrong("memory_reuse") == {} and state.technique("memory_reuse") == MemoryReuse()
-    state.turn("memory_reuse", "planner", "wurst")
-    state.choose(Recipe.parse("memory_reuse"))
-    assert state.wrong("memory_reuse") == {}, "another recipe has its own"
-
-
-def test_every_knob_has_a_label_and_help() -> None:
-    for each in techniques.registry().values():
-        for name, limits in each().knobs.items():
-            assert limits["label"] and limits["help"].endswith("."), (each.name, name)
-            assert set(limits["words"]) <= set(limits["choices"])
-            for other, values in limits["when"].items():
-                assert set(values) <= set(each().knobs[other]["choices"])
 
 
 def test_a_technique_registered_in_a_cell_appears_and_what_it_requires_is_told(bench: Workbench) -> None:
@@ -369,6 +266,31 @@ def test_a_seed_that_a_float_would_round_stays_as_it_was_typed(bench: Workbench)
 def test_a_setting_that_does_not_exist_is_told(bench: Workbench) -> None:
     do(bench, ask.setting("temprature", 1))
     assert "Did you mean 'temperature'" in errors(bench)
+
+
+@pytest.mark.parametrize(
+    ("new", "length", "whose"),
+    [
+        (100_000, 6, ["max_new_tokens"]),
+        (100, 40, ["max_new_tokens", "prompt"]),
+        (8, 200, ["prompt"]),
+        (128, 128, ["max_new_tokens", "prompt"]),
+        (8, 120, []),
+    ],
+)
+def test_what_is_past_the_context_marks_what_is_at_fault(
+    bench: Workbench, new: int, length: int, whose: list[str]
+) -> None:
+    do(bench, ask.edit_prompt(0, "7 " * length), ask.setting("max_new_tokens", new))
+    generation = shown(bench, "inputs")["generation"]
+    wrong = {each["name"]: each["wrong"] for each in generation["fields"] if each["wrong"]}
+    over = [each["over"] for each in prompts(bench)["rows"]]
+    assert [*wrong, *["prompt"] * over[0]] == whose and not over[1]
+    assert [generation["kind"], prompts(bench)["kind"]] == [
+        "bad" if each in whose else "plain" for each in ("max_new_tokens", "prompt")
+    ]
+    assert prompts(bench)["over"] == bool(whose) and set(wrong.values()) <= {status(bench)}
+    assert enabled(bench)["run"] == (not whose)
 
 
 def test_no_prompts_means_nothing_to_run(bench: Workbench) -> None:

@@ -17,7 +17,7 @@ from eet_lab.knobs import labels
 from eet_lab.technique import Technique, is_in_all, listed, registry
 from eet_lab.words import counted, plain
 from eet_lab.workbench.choices import MOST_PROMPTS, State
-from eet_lab.workbench.problems import FIELDS, Problem
+from eet_lab.workbench.problems import FIELDS, Problem, is_at_fault
 
 NUMERICS = {
     "exact": ("exact", "good", "The same numbers, bit by bit."),
@@ -204,7 +204,7 @@ def _prompts(state: State, lengths: Sequence[int] | None, context: int | None) -
     new = state.generation["max_new_tokens"]
     new = new if isinstance(new, int) else 0
     known: Sequence[int | None] = lengths or [None] * len(state.prompts)
-    over = [length is not None and context is not None and length + new > context for length in known]
+    over = [length is not None and context is not None and is_at_fault(length, new, context) for length in known]
     rows = [
         {"text": text, "tokens": length, "over": too_long}
         for text, length, too_long in zip(state.prompts, known, over, strict=True)
@@ -216,6 +216,7 @@ def _prompts(state: State, lengths: Sequence[int] | None, context: int | None) -
         "kind": "bad" if any(over) else "plain",
         "rows": rows,
         "sum": total,
+        "over": context is not None and longest + new > context,
         "share": min((longest + max(new, 0)) / context, 1.0) if context else 0.0,
         "most": MOST_PROMPTS,
     }

@@ -15,11 +15,11 @@ function fold(key, title, summary, kind, body, stale) {
 }
 
 function prompts(s, ui) {
-  const { rows, sum, share, most } = s.prompts;
+  const { rows, sum, over, share, most } = s.prompts;
   return [
     h("div", { class: "eet-prompt-list", key: "list" }, rows.map((row, i) => prompt(row, i, rows.length, s, ui))),
     h("div", { class: "eet-meter-line", key: "meter", role: "img", "aria-label": sum },
-      h("i", { class: rows.some((row) => row.over) ? "eet-over" : "", style: { width: `${100 * share}%` } })),
+      h("i", { class: over ? "eet-over" : "", style: { width: `${100 * share}%` } })),
     h("div", { class: "eet-note-line", key: "sum" }, sum),
     !s.read_only && h("div", { class: "eet-line", key: "tools" },
       button({ class: "eet-soft", enabled: rows.length < most, onclick: () => ui.send("add_prompts", { lines: [""] }) }, "Add a prompt"),
