@@ -110,7 +110,16 @@ def sized(num_bytes: float) -> str:
 
 def amount(num_bytes: float) -> str:
     """Memory as `brief` writes it, in MiB beside other amounts: `3,463 MiB`; what is less is in a unit of its own."""
-    return f"{brief(num_bytes / MiB)} MiB" if num_bytes >= LEAST_MIB else sized(num_bytes)
+    return amounts(num_bytes)[0]
+
+
+def amounts(*sizes: float) -> list[str]:
+    """Memory in one row, as `amount` writes the most of it: `0.0742 MiB`, `0.0371 MiB`."""
+    most = max(map(abs, sizes), default=0.0)
+    if most < KiB:
+        return [counted(round(size), "byte") for size in sizes]
+    unit, scale = ("MiB", MiB) if most >= LEAST_MIB else ("KiB", KiB)
+    return [f"{brief(size / scale)} {unit}" for size in sizes]
 
 
 def mib(num_bytes: float) -> str:

@@ -206,6 +206,9 @@ def test_memory_is_counted_and_has_no_interval():
     assert memory_words(int(3.74 * mib), int(3.76 * mib)) == "0.02 MiB more"
     assert memory_words(5, 5) == "the same"
     assert memory_words(0, 3) == "3 bytes more"
+    assert memory_words(38 * 1024, 20 * 1024) == "18 KiB less", "as both are told beside it"
+    assert memory_words(76 * 1024, 38 * 1024) == "0.04 MiB less"
+    assert memory_words(mib, mib + 8) == "8 bytes more"
 
 
 def test_the_interval_is_the_sign_tests():

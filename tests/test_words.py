@@ -20,7 +20,10 @@ from eet_lab.figures.script import script
 from eet_lab.models import load
 from eet_lab.paths import PACKAGE
 from eet_lab.words import (
+    KiB,
     MiB,
+    amount,
+    amounts,
     brief,
     counted,
     mib,
@@ -140,6 +143,11 @@ def test_the_page_writes_numbers_as_python_does():
         (signed(7.8e-6), "+7.8 × 10⁻⁶"),
         (mib(3455.3 * MiB), "3,455.3 MiB"),
         (mib(8), "8 bytes"),
+        (amount(3463.2 * MiB), "3,463 MiB"),
+        (amount(38 * KiB), "38 KiB"),
+        (amounts(76 * KiB, 38 * KiB, 0), ["0.0742 MiB", "0.0371 MiB", "0 MiB"]),
+        (amounts(38 * KiB, 500), ["38 KiB", "0.488 KiB"]),
+        (amounts(1000, 1), ["1,000 bytes", "1 byte"]),
         (signed_mib(1024.46 * MiB), "+1,024.5"),
         (signed_mib(-8), "-8 bytes"),
         (signed_mib(8), "+8 bytes"),

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -18,7 +18,7 @@ from eet_lab.engine.engine import Engine
 from eet_lab.memory import DriverCalls, Plan, one_after_the_other
 from eet_lab.parts import launch
 from eet_lab.parts.kv_cache import KVCache
-from eet_lab.words import counted, sized
+from eet_lab.words import amounts, counted
 
 BOTH = "both"
 PASSES = ("prefill", "decode", BOTH)
@@ -178,6 +178,13 @@ class TorchCounter:
         return TorchCalls(calls.allocations, calls.frees if frees else None) if self._device == "cuda" else None
 
 
+class Size(NamedTuple):
+    """Bytes in a table, and what is said behind them."""
+
+    num_bytes: int
+    more: str = ""
+
+
 @dataclass(frozen=True)
 class RunMemory:
     """One run. `plans` go by pass, and hold only where there is an arena (`planned`); else they are what one would do.
@@ -228,19 +235,19 @@ class RunMemory:
             "the same bytes. Hover to see its name."
         )
 
-    def facts(self) -> dict[str, str]:
+    def facts(self) -> dict[str, str | Size]:
         """A table's rows."""
         kv = self.kv
         share = f" ({kv.wasted_bytes / kv.held_bytes:.0%})" if kv.held_bytes else ""
-        found = {
-            "weights": sized(self.weights_bytes),
-            "activations, in the pass with the most": sized(self.activation_bytes),
+        found: dict[str, str | Size] = {
+            "weights": Size(self.weights_bytes),
+            "activations, in the pass with the most": Size(self.activation_bytes),
             "KV cache": kv.kind,
-            "held at the end": sized(kv.held_bytes),
-            "used": "all requests have left" if kv.is_left else sized(kv.used_bytes),
-            "unused": "–" if kv.is_left else f"{sized(kv.wasted_bytes)}{share}",
-            "copied to make room, in the whole run": sized(kv.copied_bytes),
-            "temporary copy while it grows": sized(kv.growth_bytes),
+            "held at the end": Size(kv.held_bytes),
+            "used": "all requests have left" if kv.is_left else Size(kv.used_bytes),
+            "unused": "–" if kv.is_left else Size(kv.wasted_bytes, share),
+            "copied to make room, in the whole run": Size(kv.copied_bytes),
+            "temporary copy while it grows": Size(kv.growth_bytes),
         }
         if kv.prompt_tokens:
             hit_rate = kv.cached_tokens / kv.prompt_tokens
@@ -250,6 +257,19 @@ class RunMemory:
         if self.torch_calls is not None:
             found["torch's calls of the driver in the first run"] = str(self.torch_calls)
         return found
+
+
+def fact_rows(runs: Iterable[RunMemory]) -> list[list[str]]:
+    """The rows of several runs' table, each with its name first and its sizes in one unit."""
+    columns = [run.facts() for run in runs]
+    names = dict.fromkeys(name for column in columns for name in column)
+    return [[name, *_told([column.get(name, "–") for column in columns])] for name in names]
+
+
+def _told(row: Sequence[str | Size]) -> Iterator[str]:
+    sizes = iter(amounts(*(each.num_bytes for each in row if isinstance(each, Size))))
+    for each in row:
+        yield f"{next(sizes)}{each.more}" if isinstance(each, Size) else each
 
 
 def _called(allocations: int, frees: int) -> str:

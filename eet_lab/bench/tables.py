@@ -15,6 +15,7 @@ from eet_lab.words import (
     MiB,
     aligned,
     amount,
+    amounts,
     brief,
     counted,
     ms_words,
@@ -123,7 +124,7 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
     for key, name in MEMORY_NAMES.items():
         before, after = a.memory[key], b.memory[key]
         if before or after:
-            rows.append([name, amount(before), amount(after), memory_words(before, after)])
+            rows.append([name, *amounts(before, after), memory_words(before, after)])
     if a.joules_per_token is not None and b.joules_per_token is not None:
         joules = a.joules_per_token, b.joules_per_token
         rows.append([ENERGY.name, *(f"{brief(j)} {ENERGY.unit}" for j in joules), _ratio(*joules)])

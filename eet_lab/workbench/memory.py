@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from eet_lab.bench.run_memory import PASSES, RunMemory
+from eet_lab.bench.run_memory import PASSES, RunMemory, fact_rows
 from eet_lab.figures import theme
 from eet_lab.figures.plans import HEAD, footprints, lines, packing
 from eet_lab.memory import Plan
@@ -103,10 +103,7 @@ class MemoryTab:
         """Planners side by side, and what each run's KV cache was and how often it asked the driver."""
         placed = self._named()
         notes = [] if self._key in self._placed else ["Asking the other planners…"]
-        columns = [run.facts() for run in self.runs.values()]
-        names = dict.fromkeys(name for column in columns for name in column)
-        told = [[name, *(column.get(name, "–") for column in columns)] for name in names]
-        facts = {"head": ["", *self.runs], "rows": told, "notes": []}
+        facts = {"head": ["", *self.runs], "rows": fact_rows(self.runs.values()), "notes": []}
         return [{"head": list(HEAD), "rows": lines(placed), "notes": notes}, facts]
 
     @property
