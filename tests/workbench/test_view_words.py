@@ -102,3 +102,27 @@ def test_the_headline_is_whole(opened: Open, large: bool) -> None:
         page.set_viewport_size({"width": width, "height": 800})
         told = "(told) => [told.scrollHeight - told.clientHeight, told.scrollWidth - told.clientWidth]"
         assert page.locator(".eet-told-block").evaluate(told) == [0, 0], width
+
+
+LINES = """() => [...document.querySelectorAll(".eet-tech")].map((row) => {
+  const lines = (each) => {
+    const style = getComputedStyle(each);
+    return each.offsetHeight - parseFloat(style.paddingTop) - parseFloat(style.paddingBottom);
+  };
+  const [title, words] = [".eet-tech-title", ".eet-effect-words"].map((name) => row.querySelector(name));
+  const below = words.offsetTop > title.offsetTop + 6;
+  return row.clientHeight - lines(words) - (below ? lines(title) : 0);
+})"""
+"""What room each technique's row has beside its lines, px."""
+
+
+@pytest.mark.parametrize("width", [1406, 848, 772])
+def test_each_technique_stands_apart_and_names_what_it_needs(opened: Open, width: int) -> None:
+    page = opened(page_states.empty(), width=width, height=786)
+    assert min(page.evaluate(LINES)) >= 1.5
+    needed = page.locator(".eet-needed")
+    assert [each.strip() for each in needed.all_inner_texts()] == [
+        "Pre-padding, Mask removal",
+        "Memory reuse, Packed prefill",
+    ]
+    assert page.evaluate(CUT, ".eet-tech:has(.eet-needed) .eet-effect-words") == [], "the check mark is whole"

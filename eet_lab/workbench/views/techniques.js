@@ -66,7 +66,7 @@ function effect(t, axis) {
   if (t.wrong) return h("span", { class: "eet-effect-words eet-is-bad", key: "words", title: t.wrong }, t.wrong.split(", ")[0]);
   const met = t.needs && ["needs", h("span", { class: "eet-needed" }, t.needs.replace(/^needs/, "")), "\u00a0✓"];
   const words = t.blocked ? t.blocked_short : t.lacks ? t.needs : met;
-  if (t.blocked || !t.effect) return h("span", { class: `eet-effect-words ${t.lacks ? "eet-is-warn" : ""}`, key: "words", title: t.blocked || t.needs || null }, words);
+  if (t.blocked || !t.effect) return h("span", { class: `eet-effect-words ${t.lacks ? "eet-is-warn" : words === met && met ? "eet-met" : ""}`, key: "words", title: t.blocked || t.needs || null }, words);
   const { text, kind, share, tip, detail } = t.effect;
   const left = axis.zero + Math.min(share, 0) / axis.span, width = Math.abs(share) / axis.span;
   return h("span", { class: `eet-effect eet-is-${kind}`, key: "effect", title: tip },
