@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 import torch
+from alone import Alone, num_alike
 from families import KINDS, NEW, expected, ours, prompts
 from test_captures import emulated
 from test_soak import held
@@ -55,24 +56,6 @@ def engine_of(decoder, store="static", policy=POLICIES[0], columns=96, **changes
 @pytest.fixture(scope="module")
 def decoder():
     return weights.random_decoder(Config(2, 16, 2, 32, 61, 256), 0, torch.device("cpu"), torch.float32)
-
-
-class Alone:
-    """What a request gets that has the engine to itself, and no technique."""
-
-    def __init__(self, decoder):
-        self._engine, self._known = Engine(decoder), {}
-
-    def __call__(self, prompt, settings):
-        key = tuple(prompt), settings
-        if key not in self._known:
-            self._known[key] = self._engine.generate([prompt], settings).tokens[0]
-        return self._known[key]
-
-    def each(self, asked):
-        """The same of many, as the rows of one batch: in a fraction of the time, and `test_draws` compares the two."""
-        prompts, settings = zip(*asked, strict=True)
-        return self._engine.generate(prompts, settings).tokens
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +105,6 @@ def random_life(engine, alone, seed, num_requests, hows=GREEDY, most=24):
         running = [request for request in running if not request.done]
     assert engine.step() == []
     return num_alike(added, alone.each(asked))
-
-
-def num_alike(requests, wanted):
-    """How many requests have all of the tokens that are wanted; of the others, which were cancelled, the first ones."""
-    for request, want in zip(requests, wanted, strict=True):
-        got = tuple(request.generated)
-        assert got == want or (request.finish_reason == "cancelled" and got == want[: len(got)])
-    return sum(request.finish_reason != "cancelled" for request in requests)
 
 
 LIVES = [(store, policy, MIXED) for store in STORES for policy in POLICIES]

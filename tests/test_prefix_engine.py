@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from alone import num_alike
 from families import CONFIGS, NEW, expected, ours, prompts
 from test_captures import emulated
-from test_continuous import GREEDY, MIXED, POLICIES, alone, decoder, engine_of, lagging, num_alike, recipe
+from test_continuous import GREEDY, MIXED, POLICIES, alone, decoder, engine_of, lagging, recipe
 from test_soak import held
 
 from eet_lab.bench.parity import parity
