@@ -69,7 +69,7 @@ compiled:
 oldest:
 	@$(BIN)/python tools/oldest.py
 
-# Compiles the tests, or each of the workers would, and tells what cannot be collected, of what needs a GPU, too.
+# Compiles the tests, or each of the workers would, and tells what cannot be collected, also of the tests that need a GPU.
 collected:
 	@told=$$(OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only -qqq -m "gpu or not gpu" 2>&1) || { echo "$$told"; exit 1; }
 

@@ -74,7 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(parser: argparse.ArgumentParser, args: argparse.Namespace, argv: Sequence[str] | None) -> int:
     _, unknown = parser.parse_known_args(argv, args)
     if unknown:
-        hint = did_you_mean(unknown[0].partition("=")[0], args.command._option_string_actions)
+        options = args.command._option_string_actions.items()
+        shown = [name for name, action in options if action.help != argparse.SUPPRESS]
+        hint = did_you_mean(unknown[0].partition("=")[0], shown)
         args.command.error(f"unrecognized arguments: {' '.join(unknown)}{hint and '.' + hint}")
     if "run" not in args:  # no command: whoever types only our name wants to know what there is
         parser.print_help()

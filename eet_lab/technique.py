@@ -232,15 +232,12 @@ def registry() -> Mapping[str, type[Technique]]:
     return MappingProxyType(headline | _REGISTRY)
 
 
-def known(name: str, before: str = "") -> type[Technique]:
-    """The technique of that name; RecipeError if there is none. `before` is the word before it: it may be a knob's."""
+def known(name: str) -> type[Technique]:
+    """The technique of that name; RecipeError if there is none."""
     if name not in registry():
         hint = did_you_mean(name, registry())
         if "=" in name:
-            whose = registry().get(before.partition(":")[0])
             hint = " A knob follows its technique after a colon, as in memory_reuse:kv=paged:page=32."
-            if whose and name.partition("=")[0] in {f.name for f in fields(whose)}:
-                hint = f" It is a knob of {whose.name}: write {before}:{name}."
         if name.lower() in ("none", "off", "no"):
             hint = " A recipe without any is called baseline."
         many = len(registry())
@@ -286,10 +283,18 @@ def named(text: str, device: str = "cpu", config: Config | None = None) -> tuple
         elif name in by_name:
             raise RecipeError(f"{name} is named twice in {text!r}; name it once.")
         else:
-            chosen[name] = known(name, before)(**read_knobs(known(name), turns))
+            _check_comma(before, word)
+            chosen[name] = known(name)(**read_knobs(known(name), turns))
             by_name.add(name)
         before = word
     return tuple(chosen.values())
+
+
+def _check_comma(before: str, word: str) -> None:
+    """RecipeError for a word that is a knob of the technique in the word before it."""
+    whose, knob = registry().get(before.partition(":")[0]), word.partition("=")[0]
+    if whose and "=" in word and knob in {f.name for f in fields(whose)} and f":{knob}=" not in before:
+        raise RecipeError(f"There is no technique {word!r}. It is a knob of {whose.name}: write {before}:{word}.")
 
 
 def _dependents(name: str, techniques: Sequence[Technique]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ class Alone:
         return self._known[key]
 
     def each(self, asked):
-        """The same of many, as the rows of one batch: in a fraction of the time, and `test_draws` compares the two."""
+        """The same of many, as the rows of one batch: in a fraction of the time. `test_continuous` compares the two."""
         prompts, settings = zip(*asked, strict=True)
         return self._engine.generate(prompts, settings).tokens
 

@@ -84,6 +84,14 @@ def test_requests_that_join_equal_transformers(name, store):
     assert all(tuple(request.generated) == expected(name)[row] for row, request in added)
 
 
+def test_what_all_get_at_once_is_what_each_gets_alone(alone):
+    draw = random.Random(0)
+    asked = [
+        ([draw.randrange(1, 60) for _ in range(draw.randint(1, 24))], Settings(draw.randint(1, 24))) for _ in "12345"
+    ]
+    assert alone.each(asked) == tuple(alone(*each) for each in asked)
+
+
 def random_life(engine, alone, seed, num_requests, hows=GREEDY, most=24):
     """Requests come and go as it happens, each asks for one of `hows`; some are cancelled, some end by a stop token.
     Returns how many were whole.

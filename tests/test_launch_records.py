@@ -44,7 +44,8 @@ def test_every_source_is_launched_from(sanitize):
     found = sanitize.record()
     launched = frozenset().union(*(call.kernels for call in found))
     assert launched == set(all_names()) - ({"wgmma_linear"} if not linear.MOST_TILE_TOKENS else set())
-    assert pickle.loads(pickle.dumps(found[::20])) == found[::20]
+    first = [*{call.kernels: call for call in reversed(found)}.values()]
+    assert pickle.loads(pickle.dumps(first)) == first and len(first) > 9
     assert any(call.name.startswith("fused_layer/") and "8 blocks" in call.name for call in found)
 
 

@@ -214,7 +214,6 @@ def test_it_needs_no_torch(decoder):
     code = f"""
 import sys
 from eet_lab.cli import main
-from eet_lab.errors import Cancelled
 from eet_lab.progress import Clock
 main(["simulate", "--table", {decoder!r}, "--requests", "20"])
 sys.exit("torch" in sys.modules)

@@ -71,11 +71,17 @@ def test_what_no_page_pool_holds_is_told_before_any_work(decoder):
 
 
 def test_pages_that_hold_less_than_a_slot_are_told_of_rather_than_the_slot(decoder, monkeypatch):
-    """More room in the slots would not help."""
+    """More room in the slots alone would not help, nor would more pages alone."""
     monkeypatch.setattr("eet_lab.engine.engine.COLUMNS", 120)
     engine = Engine(decoder, Recipe.parse(recipe("paged:pages=5")).parts)
-    with pytest.raises(PromptError, match=r"holds 80 columns\. Shorten the prompt, or .* pages \(memory_reuse:pages\)"):
+    with pytest.raises(
+        PromptError, match=r"holds 80 columns\. Shorten the prompt, or .* pages \(memory_reuse:pages\) and make room by"
+    ):
         engine.add([1] * 150, Settings(9))
+    with pytest.raises(
+        PromptError, match=r"holds 80 columns\. .* give the KV cache more pages \(memory_reuse:pages\)\.$"
+    ):
+        engine.add([1] * 100, Settings(9))
     roomy = Engine(decoder, Recipe.parse(recipe("paged:pages=12")).parts)
     with pytest.raises(PromptError, match="its slot, whose room is 120 tokens"):
         roomy.add([1] * 150, Settings(9))

@@ -229,16 +229,18 @@ def test_graphs_share_a_pool_until_the_last_of_them_goes(monkeypatch):
     """Then PyTorch has forgotten it, and takes nothing more of that name."""
     handles = []
 
-    def capture(work, pool):
-        handles.append(pool.handle)
-        work()
-        graph = Recorder()
-        pool.add(graph)
-        return graph
+    class Graph:
+        def capture_begin(self, pool, capture_error_mode):
+            handles.append(pool)
+
+        def capture_end(self):
+            pass
+
+        replay = capture_end
 
     monkeypatch.setattr(launch, "capturing", nullcontext)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
-    monkeypatch.setattr(launch, "capture", capture)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     for graphs, num_pools in ((1, 3), (2, 1)):
         handles.clear()
         replays = steps.Replays(lambda given: given.row + 1, torch.device("cpu"), graphs)

@@ -18,7 +18,7 @@ from functools import cache
 from statistics import median
 from typing import Literal
 
-from eet_lab.words import LEAST_MIB, MiB, amounts, brief, counted, plain
+from eet_lab.words import LEAST_MIB, KiB, MiB, amounts, brief, counted, plain
 
 Verdict = Literal["better", "worse", "cannot tell apart"]
 Kind = Literal["good", "bad", "dim"]
@@ -241,14 +241,14 @@ class Change:
 def memory_words(before: int, after: int) -> str:
     """A change in bytes, which are counted and so without noise: `143 MiB less`, `0.02 MiB more`.
 
-    It is in the unit in which `amounts` writes both, except for a MiB's last bytes.
+    It is in the unit in which `amounts` writes both, except for the last bytes.
     """
     if before == after:
         return "the same"
     mib = abs(after - before) / MiB
     size = f"{mib:,.0f}" if mib >= 99.95 else f"{mib:.1f}" if mib >= 0.05 else plain(float(f"{mib:.1g}"))
     size = f"{size} MiB" if mib >= 0.001 else counted(abs(after - before), "byte")
-    if max(before, after) < LEAST_MIB:
+    if max(before, after) < LEAST_MIB and abs(after - before) >= KiB:
         size = amounts(abs(after - before), before, after)[0]
     return f"{size} {'more' if after > before else 'less'}"
 

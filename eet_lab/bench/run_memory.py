@@ -131,7 +131,7 @@ def driver_calls(device: str) -> DriverCalls:
 class KVUse:
     """A KV cache at the end of a run: bytes held, those of them that stand for a token, and those copied on the way.
 
-    Of a run whose requests leave (`is_left`), none stands for a token at the end, which says nothing.
+    Where all requests have left by then (`all_left`), no byte stands for a token, which says nothing about the run.
     """
 
     kind: str
@@ -141,16 +141,16 @@ class KVUse:
     growth_bytes: int
     prompt_tokens: int = 0  # of requests that prefix caching looked up
     cached_tokens: int = 0  # those of them that it found
-    is_left: bool = False
+    all_left: bool = False
 
     @property
     def wasted_bytes(self) -> int:
         return self.held_bytes - self.used_bytes
 
     @classmethod
-    def of(cls, cache: KVCache, is_left: bool = False) -> KVUse:
+    def of(cls, cache: KVCache, all_left: bool = False) -> KVUse:
         size = cache.num_bytes, cache.used_bytes, cache.copied_bytes, cache.growth_bytes
-        return cls(cache.kind, *size, cache.prefix_cache_queries, cache.prefix_cache_hits, is_left)
+        return cls(cache.kind, *size, cache.prefix_cache_queries, cache.prefix_cache_hits, all_left)
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class RunMemory:
     @classmethod
     def of(cls, engine: Engine, torch_calls: TorchCalls | None) -> RunMemory:
         """What the engine holds after a run."""
-        memory, kv = engine.memory, KVUse.of(engine.cache, is_left=engine.parts.schedule.max_rows is not None)
+        memory, kv = engine.memory, KVUse.of(engine.cache, all_left=engine.parts.schedule.max_rows is not None)
         return cls(
             plans=engine.plans(),
             planned=memory.has_arena,
@@ -244,8 +244,8 @@ class RunMemory:
             "activations, in the pass with the most": Size(self.activation_bytes),
             "KV cache": kv.kind,
             "held at the end": Size(kv.held_bytes),
-            "used": "all requests have left" if kv.is_left else Size(kv.used_bytes),
-            "unused": "–" if kv.is_left else Size(kv.wasted_bytes, share),
+            "used": "all requests have left" if kv.all_left else Size(kv.used_bytes),
+            "unused": "–" if kv.all_left else Size(kv.wasted_bytes, share),
             "copied to make room, in the whole run": Size(kv.copied_bytes),
             "temporary copy while it grows": Size(kv.growth_bytes),
         }

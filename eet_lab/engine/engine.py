@@ -190,8 +190,8 @@ class Engine(BaseEngine[Decoder]):
 
         Its passes are placed, the KV cache gets its size, and two steps are run, so that libraries take what they keep.
         `settings` tell max_new_tokens and how tokens are drawn, not when to stop; a batch that asks for other things is
-        placed on its own. With `continuous_batching`, rows are slots: there are no more than the recipe's, and `add`
-        has no more than these. CUDA graphs take memory of their own: each number of rows, and each bucket of columns,
+        placed on its own. With `continuous_batching`, rows are slots, at most the recipe's `rows`; later `add`s share
+        these slots. CUDA graphs take memory of their own: each number of rows, and each bucket of columns,
         is captured when a batch first reaches it. Errors: those of `generate`. `close` gives it all back.
         """
         settings = replace(checked_settings(settings), stop=())

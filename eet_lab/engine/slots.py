@@ -98,10 +98,11 @@ class Slots:
     def check(self, requests: Sequence[Request]) -> None:
         """PromptError for one that is longer than a slot, or than all pages."""
         longest = max(requests, key=lambda each: each.full_length)
-        if self.scheduler.ledger.most_columns >= self.capacity:  # else its slot would hold more than the pages do
-            slot = f"its slot, whose room is {self.capacity:,} tokens"
-            check_length(longest, self.capacity, slot, "make room by Engine.reserve while no request is in flight")
-        self.scheduler.check(longest)
+        more = "make room by Engine.reserve while no request is in flight"
+        if longest.full_length > self.capacity <= self.scheduler.ledger.most_columns:
+            check_length(longest, self.capacity, f"its slot, whose room is {self.capacity:,} tokens", more)
+        # Where the pages hold less, and its slot is too small as well, it needs both.
+        self.scheduler.check(longest, *[more] * (longest.full_length > self.capacity))
 
     def cancel(self, request: Request) -> None:
         """The request leaves now, and its tokens that are still on their way to the host are dropped.

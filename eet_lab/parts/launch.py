@@ -84,8 +84,7 @@ class GraphPool:
         self._graphs = WeakSet[torch.cuda.CUDAGraph]()
         self._handle: Any = None
 
-    @property
-    def handle(self) -> Any:
+    def handle_for_next(self) -> Any:
         """PyTorch's name for it, for the next graph: PyTorch forgets a pool with the last graph that has it."""
         if not self._graphs:
             self._handle = torch.cuda.graph_pool_handle()
@@ -103,7 +102,7 @@ def capture(work: Callable[[], object], pool: GraphPool | None = None) -> torch.
     with capturing(), no_collection():
         graph = torch.cuda.CUDAGraph()
         # Thread-local: the threads that watch the run may ask the driver things meanwhile.
-        graph.capture_begin(pool.handle, capture_error_mode="thread_local")
+        graph.capture_begin(pool.handle_for_next(), capture_error_mode="thread_local")
         try:
             work()
         except BaseException:

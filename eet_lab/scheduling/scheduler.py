@@ -55,13 +55,13 @@ class Scheduler:
         request.status = "waiting"
         self.waiting.append(request)
 
-    def check(self, request: Request) -> None:
-        """PromptError for one that could never be served."""
+    def check(self, request: Request, *more: str) -> None:
+        """PromptError for one that could never be served; with more columns it would also need what `more` says."""
         columns, is_paged = self.ledger.most_columns, isinstance(self.ledger, PageLedger)
         check_length(request, self.context, f"the model's context of {self.context:,} tokens")
         cache = f"the KV cache, which holds {columns:,} columns"
-        more = "pages (memory_reuse:pages)" if is_paged else "columns"
-        check_length(request, columns + 1, cache, f"give the KV cache more {more}")
+        columns_of = "pages (memory_reuse:pages)" if is_paged else "columns"
+        check_length(request, columns + 1, cache, " and ".join((f"give the KV cache more {columns_of}", *more)))
 
     def next(self) -> list[Row]:
         """What the next pass reads: a token of each row that decodes, then as much of the prompts as fits beside them.

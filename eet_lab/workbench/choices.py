@@ -18,7 +18,7 @@ from eet_lab.errors import EETError, PromptError, RecipeError, check_known
 from eet_lab.knobs import read_knobs
 from eet_lab.labels import short_form
 from eet_lab.models import Config, Model
-from eet_lab.technique import Recipe, Technique, known, obstacle, registry
+from eet_lab.technique import Recipe, Technique, is_ours, known, obstacle, registry
 from eet_lab.words import counted
 from eet_lab.workbench import jobs
 from eet_lab.workbench.commands import command
@@ -28,6 +28,8 @@ from eet_lab.workbench.problems import Problem, misfits, problem_of
 DEMO, OTHER, LIVE = "demo", "other", "live"
 """Values of the list of models beside the names of shapes."""
 OTHER_SETTINGS = ("stop_at_eos", "repeats")
+MOST_RECIPES = 1024
+"""That are remembered."""
 MOST_PROMPTS = 256
 """Prompts of one page: each has an editor and an output of its own, and a browser is slow with thousands of them."""
 DEFAULT_PROMPTS = DEMO_PROMPTS[1::2]
@@ -36,7 +38,7 @@ DEFAULT_PROMPTS = DEMO_PROMPTS[1::2]
 class State(T.HasTraits):
     """The choices of one workbench. `chosen` and `knobs` go by technique name; `generation` is what Settings takes.
 
-    Recipes are made of `knobs`; `typed` holds what was typed into knobs and does not fit, or not yet.
+    `knobs` holds values that fit together; `typed` what was typed since and does not fit, or not yet.
     """
 
     model: Any = T.Any("demo")
@@ -109,8 +111,9 @@ class State(T.HasTraits):
 
         A value that does not fit is kept as `typed`, until it does or another is. RecipeError for an unknown knob.
         """
-        check_known(RecipeError, "knob", knob, self.technique(name).knobs)
-        self.typed = {**self.typed, name: self._typed(name) | {knob: _whole(value)}}
+        check_known(RecipeError, "knob", knob, known(name)().knobs)
+        value = _as_knob(getattr(known(name)(), knob), value)
+        self.typed = {**self.typed, name: self._typed(name) | {knob: value}}
         waiting = self._typed(name)
         alone = {knob: waiting.pop(knob)}
         if turned := self._turned(name, self._typed(name)):
@@ -193,7 +196,7 @@ class State(T.HasTraits):
     def _turned(self, name: str, typed: Mapping[str, Any]) -> Technique | None:
         """The technique with its knobs as they stand and these; None where they do not fit."""
         kind, turned = known(name), {**self.knobs.get(name, {}), **typed}
-        with suppress(RecipeError):  # limits may be narrower now, too
+        with suppress(Exception):  # limits may be narrower now; and whatever another's code raises
             return kind(**{f.name: turned[f.name] for f in fields(kind) if f.name in turned})
         return None
 
@@ -225,7 +228,14 @@ class State(T.HasTraits):
         return Settings(**self.generation, stop=model.config.ends if self.stop_at_eos else ())
 
     def _recipe(self, *techniques: Technique) -> Recipe:
-        """Their recipe, made once, since a page asks with each key; RecipeError where they do not fit together."""
+        """Their recipe; RecipeError where they do not fit together.
+
+        Of ours it is made once, since a page asks with each key. Another's may change with any cell that runs.
+        """
+        if not all(map(is_ours, techniques)):
+            return Recipe(techniques)
+        if len(self._recipes) > MOST_RECIPES:
+            self._recipes.clear()
         if techniques not in self._recipes:
             try:
                 self._recipes[techniques] = Recipe(techniques)
@@ -256,6 +266,13 @@ class State(T.HasTraits):
 def _with_titles(text: str) -> str:
     """Techniques as the page calls them."""
     return re.sub(rf"\b({'|'.join(registry())})\b", lambda found: registry()[found[1]].title, text)
+
+
+def _as_knob(usual: Any, value: Any) -> Any:
+    """A value of the page for a knob: JavaScript has one type for 2 and 2.0, and digits may be a text."""
+    if isinstance(usual, float) and type(value) is int:
+        return float(value)
+    return value if isinstance(usual, str) else _whole(value)
 
 
 def _whole(value: Any) -> Any:

@@ -29,7 +29,7 @@ from eet_lab.workbench.forecast import NO_FORECAST, Fits
 from eet_lab.workbench.history import History
 from eet_lab.workbench.live import Device, TopRow, Watching
 from eet_lab.workbench.page import Page
-from eet_lab.workbench.problems import recipe_in_fields
+from eet_lab.workbench.problems import settled_recipe
 from eet_lab.workbench.results import Results
 from eet_lab.workbench.serving_jobs import ModelWork
 from eet_lab.workbench.serving_view import JOBS, ServingTab
@@ -239,7 +239,7 @@ class Controller:
         """Have the engine thread measure or serve the model; EETError where it is not there, or something runs."""
         if self.model is None or self.busy or not self.choices.settled:
             raise EETError(f"{action} cannot start while a model is loaded or something runs: wait, or press Stop.")
-        model, recipe, said = self.model, recipe_in_fields(self.state), self.serving.progress
+        model, recipe, said = self.model, settled_recipe(self.state), self.serving.progress
 
         def job(feed: e.Feed, stop: Cancel) -> Any:
             return work(model, recipe, said(feed.progress), stop)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from eet_lab.errors import EETError, RecipeError
+from eet_lab.errors import EETError, RecipeError, first_line
 from eet_lab.knobs import labels, wrong_knobs
 from eet_lab.models import Model
 from eet_lab.scheduling.request import to_fit
@@ -49,7 +49,7 @@ def problem_of(state: State, model: Model, rows: Sequence[Sequence[int]]) -> Pro
     return _of_settings(state, model) or _of_knobs(state) or _of_tokens(model, rows) or _of_length(state, model, rows)
 
 
-def recipe_in_fields(state: State) -> Recipe:
+def settled_recipe(state: State) -> Recipe:
     """What is switched on; RecipeError where a knob's field holds something else, which does not fit."""
     if problem := _of_knobs(state):
         raise RecipeError(problem.text)
@@ -58,12 +58,13 @@ def recipe_in_fields(state: State) -> Recipe:
 
 def misfits(kind: type[Technique], values: Mapping[str, Any]) -> dict[str, str]:
     """Which knobs of a technique cannot have these values, each with the reason in the page's words."""
-    found = {name: why for names, why in wrong_knobs(kind, values, labels(kind)) for name in names}
+    if found := {name: why for names, why in wrong_knobs(kind, values, labels(kind)) for name in names}:
+        return found
     try:
-        kind(**({} if found else values))
-    except RecipeError as error:  # a check of its own
-        return dict.fromkeys(values, str(error))
-    return found
+        kind(**values)
+    except Exception as error:  # noqa: BLE001  whatever a check of its own raises
+        return dict.fromkeys(values, first_line(error))
+    return {}
 
 
 def _of_settings(state: State, model: Model) -> Problem | None:

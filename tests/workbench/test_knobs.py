@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 
 from eet_lab import technique as techniques
 from eet_lab.errors import RecipeError
+from eet_lab.knobs import knob
+from eet_lab.parts import Parts
 from eet_lab.technique import Recipe
 from eet_lab.techniques.memory_reuse import MemoryReuse
 from eet_lab.workbench import Workbench
 from eet_lab.workbench.choices import State
-from eet_lab.workbench.problems import recipe_in_fields
+from eet_lab.workbench.problems import settled_recipe
 from workbench.driving import ask, do, enabled, errors, knobs, row, status
 
 
@@ -66,14 +69,14 @@ def test_a_knob_keeps_what_does_not_fit_and_says_so(
     assert bench.controller.state.recipe() == before
     assert errors(bench) == "", "a field that is being filled in is no error of the page"
     with pytest.raises(RecipeError, match="Continuous batching: "):
-        recipe_in_fields(bench.controller.state)
+        settled_recipe(bench.controller.state)
     do(bench, ask.toggle("continuous_batching", False))
     assert enabled(bench)["run"] and row(bench, "continuous_batching")["wrong"] == "", (
         "what is off stands in nobody's way"
     )
     do(bench, ask.toggle("continuous_batching", True), ask.turn("continuous_batching", knob, good))
     assert enabled(bench)["run"] and not any(each["wrong"] for each in knobs(bench).values())
-    assert recipe_in_fields(bench.controller.state) == before
+    assert settled_recipe(bench.controller.state) == before
 
 
 def test_knobs_that_only_fit_together_are_typed_one_after_the_other() -> None:
@@ -101,6 +104,41 @@ def test_a_wrong_knob_goes_with_what_it_is_for() -> None:
     state.turn("memory_reuse", "planner", "wurst")
     state.choose(Recipe.parse("memory_reuse"))
     assert state.wrong("memory_reuse") == {}, "another recipe has its own"
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_check_of_anothers_own_may_raise_what_it_likes() -> None:
+    """And numbers come as JavaScript has them."""
+
+    @techniques.register
+    @dataclass(frozen=True)
+    class Even(techniques.Technique):
+        """Whatever it does."""
+
+        name: ClassVar[str] = "even"
+        title: ClassVar[str] = "Even"
+        size: int = knob(16, "How many.")
+        scale: float = knob(1.0, "How much.", choices=(0.5, 1.0, 2.0))
+        text: str = knob("", "What.")
+
+        def __post_init__(self) -> None:
+            if self.size % 2:
+                raise ValueError("size must be even")
+
+        def apply(self, parts: Parts) -> Parts:
+            return replace(parts, weights=(*parts.weights, made))
+
+    made: Any = abs
+    state = State(device="cpu")
+    state.toggle("even", True)
+    state.turn("even", "size", 7)
+    assert state.wrong("even")["size"] == "size must be even" and state.technique("even") == Even()
+    for name, value in (("size", 8), ("scale", 2), ("text", "1" * 17)):
+        state.turn("even", name, value)
+    assert state.technique("even") == Even(8, 2.0, "1" * 17) and state.wrong("even") == {}
+    assert state.recipe().parts.weights[-1] is abs
+    made = max
+    assert state.recipe().parts.weights[-1] is max, "what a cell has replaced since"
 
 
 def test_every_knob_has_a_label_and_help() -> None:
