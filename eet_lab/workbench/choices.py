@@ -21,7 +21,7 @@ from eet_lab.models import Config, Model
 from eet_lab.technique import Recipe, Technique, is_ours, known, obstacle, registry
 from eet_lab.words import counted
 from eet_lab.workbench import jobs
-from eet_lab.workbench.commands import command
+from eet_lab.workbench.commands import as_knob, as_whole, command
 from eet_lab.workbench.engine_thread import Work
 from eet_lab.workbench.problems import Problem, misfits, problem_of
 
@@ -112,7 +112,7 @@ class State(T.HasTraits):
         A value that does not fit is kept as `typed`, until it does or another is. RecipeError for an unknown knob.
         """
         check_known(RecipeError, "knob", knob, known(name)().knobs)
-        value = _as_knob(getattr(known(name)(), knob), value)
+        value = as_knob(getattr(known(name)(), knob), value)
         self.typed = {**self.typed, name: self._typed(name) | {knob: value}}
         waiting = self._typed(name)
         alone = {knob: waiting.pop(knob)}
@@ -156,7 +156,7 @@ class State(T.HasTraits):
     def setting(self, name: str, value: Any) -> None:
         """Set one setting of a generation, `stop_at_eos` or `repeats`; PromptError where there is no such setting."""
         check_known(PromptError, "setting", name, (*self.generation, *OTHER_SETTINGS))
-        value = _whole(value)
+        value = as_whole(value)
         if name == "repeats":
             self.repeats = value
         elif name == "stop_at_eos":
@@ -266,21 +266,6 @@ class State(T.HasTraits):
 def _with_titles(text: str) -> str:
     """Techniques as the page calls them."""
     return re.sub(rf"\b({'|'.join(registry())})\b", lambda found: registry()[found[1]].title, text)
-
-
-def _as_knob(usual: Any, value: Any) -> Any:
-    """A value of the page for a knob: JavaScript has one type for 2 and 2.0, and digits may be a text."""
-    if isinstance(usual, float) and type(value) is int:
-        return float(value)
-    return value if isinstance(usual, str) else _whole(value)
-
-
-def _whole(value: Any) -> Any:
-    """A value of the page, where it is a whole number as such; one that a float would round comes as its digits."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    is_long = isinstance(value, str) and re.fullmatch(r"-?[0-9]{16,99}", value)
-    return int(value) if is_long else value
 
 
 Wish = tuple[Any, str, str]

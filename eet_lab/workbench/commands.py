@@ -6,6 +6,7 @@ it, of whoever has such a command.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import isfunction
@@ -67,3 +68,18 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind == list[str]:
         return isinstance(value, list) and all(isinstance(each, str) for each in value)
     return type(value) is kind
+
+
+def as_knob(usual: Any, value: Any) -> Any:
+    """A value of the page for a knob: JavaScript has one type for 2 and 2.0, and digits may be a text."""
+    if isinstance(usual, float) and type(value) is int:
+        return float(value)
+    return value if isinstance(usual, str) else as_whole(value)
+
+
+def as_whole(value: Any) -> Any:
+    """A value of the page, where it is a whole number as such; one that a float would round comes as its digits."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    is_long = isinstance(value, str) and re.fullmatch(r"-?[0-9]{16,99}", value)
+    return int(value) if is_long else value
