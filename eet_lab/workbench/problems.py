@@ -115,10 +115,10 @@ def _of_length(state: State, model: Model, rows: Sequence[Sequence[int]]) -> Pro
     return Problem(
         f"Prompt {-first} has {counted(length, 'token')}; with {new:,} new ones that is {length + new:,}, past "
         f"the context of {context:,}. {to_fit(context - length)}",
-        setting="max_new_tokens" if new >= context or length < context else "",
+        setting="" if new < context <= length else "max_new_tokens",
     )
 
 
 def is_at_fault(length: int, new: int, context: int) -> bool:
     """Whether a prompt of so many tokens is too long: not where so many new ones leave no room for any prompt."""
-    return length + new > context and (new < context or length >= context)
+    return length + new > context and not length < context <= new
