@@ -40,7 +40,12 @@ def no_attention(parts: Parts) -> Any:
     return replace(parts, ops=replace(parts.ops, attention="fast"))
 
 
+def launch_of_two(parts: Parts) -> Any:
+    return replace(parts, launch=lambda decode, longest: decode)
+
+
 BROKEN = {
+    launch_of_two: r"broken: its apply returned Parts whose launch cannot be called as launch\(decode, longest, pool\)",
     no_attention: r"broken: its apply returned Parts whose ops.attention is 'fast', but it must be a function",
     no_return: r"broken: its apply returned None, but it must return the changed Parts",
     raises: r"broken: its apply raised ZeroDivisionError: by what\?",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, partial
+from inspect import isfunction, signature
 from typing import Any
 
 import torch
@@ -180,4 +181,11 @@ def misfit(parts: Parts) -> str | None:
     slots |= {f.name: getattr(parts, f.name) for f in fields(Parts) if f.name not in others}
     slots |= {f"weights[{i}]": change for i, change in enumerate(parts.weights)}
     wrong = next(((name, value) for name, value in slots.items() if not callable(value)), None)
-    return wrong and f"{wrong[0]} is {wrong[1]!r:.60}, but it must be a function"
+    if wrong:
+        return f"{wrong[0]} is {wrong[1]!r:.60}, but it must be a function"
+    try:
+        if isfunction(parts.launch):
+            signature(parts.launch).bind(None, 0, None)
+    except TypeError as error:
+        return f"launch cannot be called as launch(decode, longest, pool): {error}"
+    return None
